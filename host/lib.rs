@@ -1,0 +1,1 @@
+//! RMSNorm training kernels.

@@ -1,0 +1,38 @@
+//! Launch contracts: what a kernel entry needs and what its PTX must look like.
+
+/// A kernel entry and its contract. One stands beside every entry; the planner, the PTX build
+/// (`.maxntid`, `.minnctapersm`), the PTX lint and the simulator read it.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    /// The entry's symbol.
+    pub name: &'static str,
+    /// The PTX module that holds it: one a kernel family and weight type.
+    pub module: &'static str,
+    /// Most threads a block may have (`.maxntid`).
+    pub max_threads: u32,
+    /// Blocks that must fit on one multiprocessor at `max_threads` (`.minnctapersm`).
+    pub min_blocks: u32,
+    /// Lowest compute capability, ten times (80, 90).
+    pub min_sm: u32,
+    /// Size of the parameter struct, in bytes.
+    pub param_bytes: usize,
+    /// Instructions the PTX must hold.
+    pub ptx: PtxCounts,
+    /// The kernel's body for one simulated thread: reads the parameter struct at the pointer.
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub run: unsafe fn(*const u8),
+}
+
+/// Static instruction counts of a kernel's PTX, declared beside the source. A barrier or a
+/// shuffle more than declared is one that the compiler cloned into a branch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PtxCounts {
+    /// Block barriers (`bar.sync`, `barrier.sync`).
+    pub barriers: u32,
+    /// Shuffles (`shfl.sync`).
+    pub shuffles: u32,
+    /// 16-byte global loads (`ld.global…v4.b32`).
+    pub vector_loads: u32,
+    /// 16-byte global stores (`st.global…v4.b32`).
+    pub vector_stores: u32,
+}

@@ -1,0 +1,453 @@
+//! The vocabulary on an NVIDIA GPU.
+//!
+//! Barriers and shuffles are intrinsics, never inline assembly: only intrinsics carry LLVM's
+//! `convergent` attribute, without which the compiler may clone them into divergent branches.
+//! Loads, stores and asynchronous copies are inline PTX, because their cache hints and 32-bit
+//! shared addresses have no other spelling that both compilers accept.
+
+/// Indices and the block barrier.
+pub mod thread {
+    use core::arch::nvptx;
+
+    /// The thread's index in its block.
+    #[inline(always)]
+    pub fn thread_idx_x() -> u32 {
+        // SAFETY: reads a special register.
+        unsafe { nvptx::_thread_idx_x() as u32 }
+    }
+
+    /// Threads in a block.
+    #[inline(always)]
+    pub fn block_dim_x() -> u32 {
+        // SAFETY: reads a special register.
+        unsafe { nvptx::_block_dim_x() as u32 }
+    }
+
+    /// The block's index in the grid.
+    #[inline(always)]
+    pub fn block_idx_x() -> u32 {
+        // SAFETY: reads a special register.
+        unsafe { nvptx::_block_idx_x() as u32 }
+    }
+
+    /// Blocks in the grid.
+    #[inline(always)]
+    pub fn grid_dim_x() -> u32 {
+        // SAFETY: reads a special register.
+        unsafe { nvptx::_grid_dim_x() as u32 }
+    }
+
+    /// Waits until every thread of the block has come here; orders shared and global memory
+    /// among them.
+    ///
+    /// # Safety
+    /// - Every thread of the block reaches this call, the same number of times.
+    #[inline(always)]
+    pub unsafe fn sync_threads() {
+        // SAFETY: the caller's obligation is the intrinsic's.
+        unsafe { nvptx::_syncthreads() }
+    }
+}
+
+/// Exchange between the 32 lanes of a warp.
+pub mod warp {
+    #[allow(improper_ctypes)]
+    unsafe extern "C" {
+        #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
+        fn shfl_bfly(mask: i32, value: i32, lane_mask: i32, clamp: i32) -> i32;
+        #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
+        fn shfl_idx(mask: i32, value: i32, lane: i32, clamp: i32) -> i32;
+    }
+
+    /// The value that lane `lane ^ lane_mask` passes.
+    ///
+    /// # Safety
+    /// - All 32 lanes of the warp reach this call together.
+    #[inline(always)]
+    pub unsafe fn shuffle_xor(value: f32, lane_mask: u32) -> f32 {
+        // SAFETY: the full member mask is what the caller promises.
+        let bits = unsafe { shfl_bfly(-1, value.to_bits() as i32, lane_mask as i32, 31) };
+        f32::from_bits(bits as u32)
+    }
+
+    /// The value that lane `lane` passes.
+    ///
+    /// # Safety
+    /// - All 32 lanes of the warp reach this call together.
+    #[inline(always)]
+    pub unsafe fn shuffle_idx(value: f32, lane: u32) -> f32 {
+        // SAFETY: the full member mask is what the caller promises.
+        let bits = unsafe { shfl_idx(-1, value.to_bits() as i32, lane as i32, 31) };
+        f32::from_bits(bits as u32)
+    }
+}
+
+/// Dynamic shared memory: 32-bit addresses in the shared window.
+pub mod shared {
+    use super::super::Words4;
+    use core::arch::{asm, global_asm};
+
+    global_asm!(".extern .shared .align 128 .b8 cake_dynamic_shared[];");
+
+    /// The address of the block's dynamic shared memory (128-byte aligned).
+    #[inline(always)]
+    pub fn base() -> u32 {
+        let address: u32;
+        // SAFETY: takes an address; no memory is touched.
+        unsafe {
+            asm!("mov.u32 {}, cake_dynamic_shared;", out(reg32) address,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        address
+    }
+
+    /// Stores a word.
+    ///
+    /// # Safety
+    /// - `address` is 4-byte aligned and inside the launch's shared memory.
+    /// - No other thread accesses it without a barrier in between.
+    #[inline(always)]
+    pub unsafe fn store_f32(address: u32, value: f32) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("st.shared.f32 [{}], {};", in(reg32) address, in(reg32) value,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Loads a word.
+    ///
+    /// # Safety
+    /// - `address` is 4-byte aligned, inside the launch's shared memory, and was written.
+    /// - No other thread writes it without a barrier in between.
+    #[inline(always)]
+    pub unsafe fn load_f32(address: u32) -> f32 {
+        let value: f32;
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("ld.shared.f32 {}, [{}];", out(reg32) value, in(reg32) address,
+                options(nostack, preserves_flags));
+        }
+        value
+    }
+
+    /// Stores 16 bytes.
+    ///
+    /// # Safety
+    /// - `address` is 16-byte aligned and its 16 bytes are inside the launch's shared memory.
+    /// - No other thread accesses them without a barrier in between.
+    #[inline(always)]
+    pub unsafe fn store_words4(address: u32, value: Words4) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("st.shared.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg32) address,
+                in(reg32) value.0, in(reg32) value.1, in(reg32) value.2, in(reg32) value.3,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Loads 16 bytes.
+    ///
+    /// # Safety
+    /// - `address` is 16-byte aligned, its 16 bytes are inside the launch's shared memory, and
+    ///   were written.
+    /// - No other thread writes them without a barrier in between.
+    #[inline(always)]
+    pub unsafe fn load_words4(address: u32) -> Words4 {
+        let (a, b, c, d): (u32, u32, u32, u32);
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("ld.shared.v4.b32 {{{}, {}, {}, {}}}, [{}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+                options(nostack, preserves_flags));
+        }
+        Words4(a, b, c, d)
+    }
+}
+
+/// Global memory.
+pub mod global {
+    use super::super::Words4;
+    use core::arch::asm;
+
+    /// Loads 16 bytes that nobody writes during the launch and nobody reads again soon.
+    ///
+    /// # Safety
+    /// - `pointer` is 16-byte aligned and its 16 bytes are readable global memory.
+    /// - No thread writes them during the launch.
+    #[inline(always)]
+    pub unsafe fn load_stream_words4(pointer: *const Words4) -> Words4 {
+        let (a, b, c, d): (u32, u32, u32, u32);
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("ld.global.nc.L1::no_allocate.v4.b32 {{{}, {}, {}, {}}}, [{}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) pointer,
+                options(pure, readonly, nostack, preserves_flags));
+        }
+        Words4(a, b, c, d)
+    }
+
+    /// Loads 16 bytes that every block reads (a weight), or that an earlier kernel wrote.
+    ///
+    /// # Safety
+    /// - `pointer` is 16-byte aligned and its 16 bytes are readable global memory.
+    /// - No other thread writes them without an ordering in between.
+    #[inline(always)]
+    pub unsafe fn load_words4(pointer: *const Words4) -> Words4 {
+        let (a, b, c, d): (u32, u32, u32, u32);
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("ld.global.v4.b32 {{{}, {}, {}, {}}}, [{}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) pointer,
+                options(nostack, preserves_flags));
+        }
+        Words4(a, b, c, d)
+    }
+
+    /// Stores 16 bytes that nobody reads again soon.
+    ///
+    /// # Safety
+    /// - `pointer` is 16-byte aligned and its 16 bytes are writable global memory.
+    /// - No other thread accesses them without an ordering in between.
+    #[inline(always)]
+    pub unsafe fn store_stream_words4(pointer: *mut Words4, value: Words4) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("st.global.cs.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg64) pointer,
+                in(reg32) value.0, in(reg32) value.1, in(reg32) value.2, in(reg32) value.3,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Stores 16 bytes that the next kernel reads: they should stay in L2.
+    ///
+    /// # Safety
+    /// - `pointer` is 16-byte aligned and its 16 bytes are writable global memory.
+    /// - No other thread accesses them without an ordering in between.
+    #[inline(always)]
+    pub unsafe fn store_words4(pointer: *mut Words4, value: Words4) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("st.global.v4.b32 [{}], {{{}, {}, {}, {}}};", in(reg64) pointer,
+                in(reg32) value.0, in(reg32) value.1, in(reg32) value.2, in(reg32) value.3,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Loads one FP32 value.
+    ///
+    /// # Safety
+    /// - `pointer` is 4-byte aligned readable global memory.
+    /// - No other thread writes it without an ordering in between.
+    #[inline(always)]
+    pub unsafe fn load_f32(pointer: *const f32) -> f32 {
+        let value: f32;
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("ld.global.f32 {}, [{}];", out(reg32) value, in(reg64) pointer,
+                options(nostack, preserves_flags));
+        }
+        value
+    }
+
+    /// Stores one FP32 value.
+    ///
+    /// # Safety
+    /// - `pointer` is 4-byte aligned writable global memory.
+    /// - No other thread accesses it without an ordering in between.
+    #[inline(always)]
+    pub unsafe fn store_f32(pointer: *mut f32, value: f32) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("st.global.f32 [{}], {};", in(reg64) pointer, in(reg32) value,
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// Correctly rounded FP32 operations, and BF16 conversion.
+pub mod math {
+    use core::arch::asm;
+
+    /// a·b + c with one rounding (to nearest even).
+    #[inline(always)]
+    pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+        core::intrinsics::fmaf32(a, b, c)
+    }
+
+    /// Square root, rounded to nearest even.
+    #[inline(always)]
+    pub fn sqrt(x: f32) -> f32 {
+        core::f32::math::sqrt(x)
+    }
+
+    /// Two values rounded to BF16 (nearest even; NaN becomes 0x7fff): `low` in bits 0 to 15.
+    #[inline(always)]
+    pub fn bf16x2(low: f32, high: f32) -> u32 {
+        let packed: u32;
+        // SAFETY: register arithmetic.
+        unsafe {
+            asm!("cvt.rn.bf16x2.f32 {}, {}, {};", out(reg32) packed, in(reg32) high,
+                in(reg32) low, options(pure, nomem, nostack, preserves_flags));
+        }
+        packed
+    }
+}
+
+/// mbarriers in shared memory: completion of bulk asynchronous copies (sm_90 and newer).
+pub mod mbarrier {
+    use core::arch::asm;
+
+    /// Initialises the mbarrier at shared address `address` for `arrivals` arrivals a phase.
+    ///
+    /// # Safety
+    /// - `address` is 8-byte aligned shared memory that holds no live mbarrier.
+    #[inline(always)]
+    pub unsafe fn init(address: u32, arrivals: u32) {
+        // SAFETY: the caller's obligation.
+        unsafe {
+            asm!("mbarrier.init.shared.b64 [{}], {};", in(reg32) address, in(reg32) arrivals,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Makes initialisations visible to the asynchronous proxy; before the block barrier that
+    /// precedes the first copy.
+    #[inline(always)]
+    pub fn fence_init() {
+        // SAFETY: a fence.
+        unsafe {
+            asm!("fence.mbarrier_init.release.cluster;", options(nostack, preserves_flags));
+        }
+    }
+
+    /// One arrival that also announces `bytes` more bytes for the current phase.
+    ///
+    /// # Safety
+    /// - `address` holds a live mbarrier.
+    #[inline(always)]
+    pub unsafe fn arrive_expect_tx(address: u32, bytes: u32) {
+        // SAFETY: the caller's obligation.
+        unsafe {
+            asm!("{{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [{}], {}; }}",
+                in(reg32) address, in(reg32) bytes, options(nostack, preserves_flags));
+        }
+    }
+
+    /// One arrival.
+    ///
+    /// # Safety
+    /// - `address` holds a live mbarrier.
+    #[inline(always)]
+    pub unsafe fn arrive(address: u32) {
+        // SAFETY: the caller's obligation.
+        unsafe {
+            asm!("{{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [{}]; }}",
+                in(reg32) address, options(nostack, preserves_flags));
+        }
+    }
+
+    /// Waits until the phase of parity `parity` has completed.
+    ///
+    /// # Safety
+    /// - `address` holds a live mbarrier whose phase can complete without this thread.
+    #[inline(always)]
+    pub unsafe fn wait_parity(address: u32, parity: u32) {
+        let mut done: u32 = 0;
+        while done == 0 {
+            // SAFETY: the caller's obligation.
+            unsafe {
+                asm!("{{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [{}], {}; \
+                      selp.u32 {}, 1, 0, p; }}",
+                    in(reg32) address, in(reg32) parity, out(reg32) done,
+                    options(nostack, preserves_flags));
+            }
+        }
+    }
+}
+
+/// Bulk asynchronous copies between global and shared memory (sm_90 and newer).
+pub mod bulk {
+    use core::arch::asm;
+
+    /// Starts a copy of `bytes` bytes from global `source` to shared `destination`; its bytes
+    /// count towards the current phase of `barrier`.
+    ///
+    /// # Safety
+    /// - Both addresses are 16-byte aligned, `bytes` is a positive multiple of 16, and both
+    ///   ranges are valid.
+    /// - `barrier` holds a live mbarrier whose phase expects the bytes.
+    /// - No thread reads or writes the destination until the phase completes; earlier generic
+    ///   reads of it are ordered before by a barrier.
+    #[inline(always)]
+    pub unsafe fn load(destination: u32, source: *const u8, bytes: u32, barrier: u32) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",
+                in(reg32) destination, in(reg64) source, in(reg32) bytes, in(reg32) barrier,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Starts a copy of `bytes` bytes from shared `source` to global `destination`, in the
+    /// thread's current bulk group.
+    ///
+    /// # Safety
+    /// - Both addresses are 16-byte aligned, `bytes` is a positive multiple of 16, and both
+    ///   ranges are valid.
+    /// - The source was made visible to the asynchronous proxy ([`fence_shared`] by each
+    ///   writer, then a barrier) and stays unchanged until [`wait_read`].
+    #[inline(always)]
+    pub unsafe fn store(destination: *mut u8, source: u32, bytes: u32) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("cp.async.bulk.global.shared::cta.bulk_group [{}], [{}], {};",
+                in(reg64) destination, in(reg32) source, in(reg32) bytes,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Closes the thread's current bulk group.
+    #[inline(always)]
+    pub fn commit_group() {
+        // SAFETY: bookkeeping of the thread's own copies.
+        unsafe { asm!("cp.async.bulk.commit_group;", options(nostack, preserves_flags)) }
+    }
+
+    /// Waits until at most `PENDING` of the thread's bulk groups still read shared memory.
+    #[inline(always)]
+    pub fn wait_read<const PENDING: u32>() {
+        // SAFETY: waits for the thread's own copies.
+        unsafe {
+            asm!("cp.async.bulk.wait_group.read {};", const PENDING,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// Orders the thread's generic accesses of shared memory before later accesses of the
+    /// asynchronous proxy.
+    #[inline(always)]
+    pub fn fence_shared() {
+        // SAFETY: a fence.
+        unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack, preserves_flags)) }
+    }
+}
+
+/// Dependent launch: a kernel that starts while its predecessor drains (sm_90 and newer).
+pub mod dependent {
+    use core::arch::asm;
+
+    /// Waits until the preceding kernel of the stream has completed and its writes are visible.
+    #[inline(always)]
+    pub fn wait() {
+        // SAFETY: a wait.
+        unsafe { asm!("griddepcontrol.wait;", options(nostack, preserves_flags)) }
+    }
+
+    /// Lets the following kernel of the stream start once every block has called this or ended.
+    #[inline(always)]
+    pub fn launch_dependents() {
+        // SAFETY: a hint to the scheduler.
+        unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack, preserves_flags)) }
+    }
+}

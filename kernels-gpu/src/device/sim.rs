@@ -1,0 +1,1 @@
+//! The vocabulary on the CPU simulator.

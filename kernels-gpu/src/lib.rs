@@ -1,0 +1,10 @@
+//! GPU kernels of `cake-rmsnorm`, and the SIMT vocabulary they are written in.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, stdarch_nvptx, asm_experimental_arch, link_llvm_intrinsics, core_intrinsics, core_float_math)
+)]
+#![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
+
+pub mod contract;
+pub mod device;

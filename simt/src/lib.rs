@@ -1,0 +1,1 @@
+//! A CPU simulator for SIMT kernels.
