@@ -1,1 +1,32 @@
-//! A CPU simulator for SIMT kernels.
+//! A CPU simulator for SIMT kernels written in Rust.
+//!
+//! A kernel is an ordinary function that calls the functions of [`device`]. Each simulated
+//! thread runs it as a coroutine; threads interleave at barriers, shuffles, waits and atomics in
+//! an order that a seed decides ([`Schedule`]).
+//!
+//! ```
+//! use cake_rmsnorm_simt::{Launch, Memory, Simulator, device::{global, thread}};
+//!
+//! let mut memory = Memory::new();
+//! let x = memory.alloc_from("x", &[1.0f32; 64]);
+//! let kernel = || unsafe {
+//!     let index = thread::block_idx_x() * thread::block_dim_x() + thread::thread_idx_x();
+//!     let address = x.ptr::<f32>().wrapping_add(index as usize);
+//!     global::store(address, global::load(address) + index as f32);
+//! };
+//! Simulator::new().run(&mut memory, &[Launch::new("add_index", 2, 32, &kernel)])?;
+//! assert_eq!(memory.read::<f32>(x)[63], 64.0);
+//! # Ok::<(), cake_rmsnorm_simt::Fault>(())
+//! ```
+
+pub mod device;
+mod engine;
+mod fault;
+mod launch;
+mod memory;
+mod schedule;
+
+pub use fault::{Fault, FaultKind};
+pub use launch::{Checks, Launch, Report, Simulator};
+pub use memory::{Buffer, Memory};
+pub use schedule::{Order, Schedule};

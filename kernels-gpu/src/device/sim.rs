@@ -1,1 +1,370 @@
-//! The vocabulary on the CPU simulator.
+//! The vocabulary on the CPU simulator: the same signatures, each a call into
+//! `cake-rmsnorm-simt`. Outside a simulated launch every function except those of [`math`]
+//! panics.
+//!
+//! The obligations of the unsafe functions are those of `nvptx`; the simulator checks them.
+
+/// Indices and the block barrier.
+pub mod thread {
+    use cake_rmsnorm_simt::device::thread;
+
+    /// The thread's index in its block.
+    #[inline]
+    pub fn thread_idx_x() -> u32 {
+        thread::thread_idx_x()
+    }
+
+    /// Threads in a block.
+    #[inline]
+    pub fn block_dim_x() -> u32 {
+        thread::block_dim_x()
+    }
+
+    /// The block's index in the grid.
+    #[inline]
+    pub fn block_idx_x() -> u32 {
+        thread::block_idx_x()
+    }
+
+    /// Blocks in the grid.
+    #[inline]
+    pub fn grid_dim_x() -> u32 {
+        thread::grid_dim_x()
+    }
+
+    /// Waits until every thread of the block has come here; orders shared and global memory
+    /// among them.
+    ///
+    /// # Safety
+    /// - Every thread of the block reaches this call, the same number of times.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn sync_threads() {
+        thread::sync_threads();
+    }
+}
+
+/// Exchange between the 32 lanes of a warp.
+pub mod warp {
+    use cake_rmsnorm_simt::device::warp;
+
+    /// The value that lane `lane ^ lane_mask` passes.
+    ///
+    /// # Safety
+    /// - All 32 lanes of the warp reach this call together.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn shuffle_xor(value: f32, lane_mask: u32) -> f32 {
+        f32::from_bits(warp::shuffle_xor(value.to_bits(), lane_mask))
+    }
+
+    /// The value that lane `lane` passes.
+    ///
+    /// # Safety
+    /// - All 32 lanes of the warp reach this call together.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn shuffle_idx(value: f32, lane: u32) -> f32 {
+        f32::from_bits(warp::shuffle_idx(value.to_bits(), lane))
+    }
+}
+
+/// Dynamic shared memory: 32-bit addresses in the shared window.
+pub mod shared {
+    use super::super::Words4;
+    use cake_rmsnorm_simt::device::shared;
+
+    /// The address of the block's dynamic shared memory (128-byte aligned).
+    #[inline]
+    pub fn base() -> u32 {
+        shared::base()
+    }
+
+    /// Stores a word.
+    ///
+    /// # Safety
+    /// - `address` is 4-byte aligned and inside the launch's shared memory.
+    /// - No other thread accesses it without a barrier in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn store_f32(address: u32, value: f32) {
+        // SAFETY: the caller's obligations.
+        unsafe { shared::store(address, value) }
+    }
+
+    /// Loads a word.
+    ///
+    /// # Safety
+    /// - `address` is 4-byte aligned, inside the launch's shared memory, and was written.
+    /// - No other thread writes it without a barrier in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load_f32(address: u32) -> f32 {
+        // SAFETY: the caller's obligations.
+        unsafe { shared::load(address) }
+    }
+
+    /// Stores 16 bytes.
+    ///
+    /// # Safety
+    /// - `address` is 16-byte aligned and its 16 bytes are inside the launch's shared memory.
+    /// - No other thread accesses them without a barrier in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn store_words4(address: u32, value: Words4) {
+        // SAFETY: the caller's obligations.
+        unsafe { shared::store(address, [value.0, value.1, value.2, value.3]) }
+    }
+
+    /// Loads 16 bytes.
+    ///
+    /// # Safety
+    /// - `address` is 16-byte aligned, its 16 bytes are inside the launch's shared memory, and
+    ///   were written.
+    /// - No other thread writes them without a barrier in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load_words4(address: u32) -> Words4 {
+        // SAFETY: the caller's obligations.
+        let [a, b, c, d] = unsafe { shared::load(address) };
+        Words4(a, b, c, d)
+    }
+}
+
+/// Global memory.
+pub mod global {
+    use super::super::Words4;
+    use cake_rmsnorm_simt::device::global;
+
+    /// Loads 16 bytes that nobody writes during the launch and nobody reads again soon.
+    ///
+    /// # Safety
+    /// - `pointer` is 16-byte aligned and its 16 bytes are readable global memory.
+    /// - No thread writes them during the launch.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load_stream_words4(pointer: *const Words4) -> Words4 {
+        // SAFETY: the caller's obligations.
+        let [a, b, c, d] = unsafe { global::load_constant(pointer.cast::<[u32; 4]>()) };
+        Words4(a, b, c, d)
+    }
+
+    /// Loads 16 bytes that every block reads (a weight), or that an earlier kernel wrote.
+    ///
+    /// # Safety
+    /// - `pointer` is 16-byte aligned and its 16 bytes are readable global memory.
+    /// - No other thread writes them without an ordering in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load_words4(pointer: *const Words4) -> Words4 {
+        // SAFETY: the caller's obligations.
+        let [a, b, c, d] = unsafe { global::load(pointer.cast::<[u32; 4]>()) };
+        Words4(a, b, c, d)
+    }
+
+    /// Stores 16 bytes that nobody reads again soon.
+    ///
+    /// # Safety
+    /// - `pointer` is 16-byte aligned and its 16 bytes are writable global memory.
+    /// - No other thread accesses them without an ordering in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn store_stream_words4(pointer: *mut Words4, value: Words4) {
+        // SAFETY: the caller's obligations.
+        unsafe { store_words4(pointer, value) }
+    }
+
+    /// Stores 16 bytes that the next kernel reads: they should stay in L2.
+    ///
+    /// # Safety
+    /// - `pointer` is 16-byte aligned and its 16 bytes are writable global memory.
+    /// - No other thread accesses them without an ordering in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn store_words4(pointer: *mut Words4, value: Words4) {
+        let words = [value.0, value.1, value.2, value.3];
+        // SAFETY: the caller's obligations.
+        unsafe { global::store(pointer.cast::<[u32; 4]>(), words) }
+    }
+
+    /// Loads one FP32 value.
+    ///
+    /// # Safety
+    /// - `pointer` is 4-byte aligned readable global memory.
+    /// - No other thread writes it without an ordering in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load_f32(pointer: *const f32) -> f32 {
+        // SAFETY: the caller's obligations.
+        unsafe { global::load(pointer) }
+    }
+
+    /// Stores one FP32 value.
+    ///
+    /// # Safety
+    /// - `pointer` is 4-byte aligned writable global memory.
+    /// - No other thread accesses it without an ordering in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn store_f32(pointer: *mut f32, value: f32) {
+        // SAFETY: the caller's obligations.
+        unsafe { global::store(pointer, value) }
+    }
+}
+
+/// Correctly rounded FP32 operations, and BF16 conversion.
+pub mod math {
+    /// a·b + c with one rounding (to nearest even).
+    #[inline(always)]
+    pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+
+    /// Square root, rounded to nearest even.
+    #[inline(always)]
+    pub fn sqrt(x: f32) -> f32 {
+        x.sqrt()
+    }
+
+    /// Two values rounded to BF16 (nearest even; NaN becomes 0x7fff): `low` in bits 0 to 15.
+    #[inline(always)]
+    pub fn bf16x2(low: f32, high: f32) -> u32 {
+        bf16(low) | bf16(high) << 16
+    }
+
+    #[inline(always)]
+    fn bf16(x: f32) -> u32 {
+        if x.is_nan() {
+            return 0x7fff;
+        }
+        // Half a unit in the last place, less one when the kept part is even: ties go to even.
+        // A carry past the largest finite value gives infinity; infinity itself stays.
+        let bits = x.to_bits();
+        (bits + 0x7fff + (bits >> 16 & 1)) >> 16
+    }
+}
+
+/// mbarriers in shared memory: completion of bulk asynchronous copies (sm_90 and newer).
+pub mod mbarrier {
+    /// Initialises the mbarrier at shared address `address` for `arrivals` arrivals a phase.
+    ///
+    /// # Safety
+    /// - `address` is 8-byte aligned shared memory that holds no live mbarrier.
+    pub unsafe fn init(_address: u32, _arrivals: u32) {
+        unimplemented!()
+    }
+
+    /// Makes initialisations visible to the asynchronous proxy; before the block barrier that
+    /// precedes the first copy.
+    pub fn fence_init() {
+        unimplemented!()
+    }
+
+    /// One arrival that also announces `bytes` more bytes for the current phase.
+    ///
+    /// # Safety
+    /// - `address` holds a live mbarrier.
+    pub unsafe fn arrive_expect_tx(_address: u32, _bytes: u32) {
+        unimplemented!()
+    }
+
+    /// One arrival.
+    ///
+    /// # Safety
+    /// - `address` holds a live mbarrier.
+    pub unsafe fn arrive(_address: u32) {
+        unimplemented!()
+    }
+
+    /// Waits until the phase of parity `parity` has completed.
+    ///
+    /// # Safety
+    /// - `address` holds a live mbarrier whose phase can complete without this thread.
+    pub unsafe fn wait_parity(_address: u32, _parity: u32) {
+        unimplemented!()
+    }
+}
+
+/// Bulk asynchronous copies between global and shared memory (sm_90 and newer).
+pub mod bulk {
+    /// Starts a copy of `bytes` bytes from global `source` to shared `destination`; its bytes
+    /// count towards the current phase of `barrier`.
+    ///
+    /// # Safety
+    /// - Both addresses are 16-byte aligned, `bytes` is a positive multiple of 16, and both
+    ///   ranges are valid.
+    /// - `barrier` holds a live mbarrier whose phase expects the bytes.
+    /// - No thread reads or writes the destination until the phase completes; earlier generic
+    ///   reads of it are ordered before by a barrier.
+    pub unsafe fn load(_destination: u32, _source: *const u8, _bytes: u32, _barrier: u32) {
+        unimplemented!()
+    }
+
+    /// Starts a copy of `bytes` bytes from shared `source` to global `destination`, in the
+    /// thread's current bulk group.
+    ///
+    /// # Safety
+    /// - Both addresses are 16-byte aligned, `bytes` is a positive multiple of 16, and both
+    ///   ranges are valid.
+    /// - The source was made visible to the asynchronous proxy ([`fence_shared`] by each
+    ///   writer, then a barrier) and stays unchanged until [`wait_read`].
+    pub unsafe fn store(_destination: *mut u8, _source: u32, _bytes: u32) {
+        unimplemented!()
+    }
+
+    /// Closes the thread's current bulk group.
+    pub fn commit_group() {
+        unimplemented!()
+    }
+
+    /// Waits until at most `PENDING` of the thread's bulk groups still read shared memory.
+    pub fn wait_read<const PENDING: u32>() {
+        unimplemented!()
+    }
+
+    /// Orders the thread's generic accesses of shared memory before later accesses of the
+    /// asynchronous proxy.
+    pub fn fence_shared() {
+        unimplemented!()
+    }
+}
+
+/// Dependent launch: a kernel that starts while its predecessor drains (sm_90 and newer).
+pub mod dependent {
+    /// Waits until the preceding kernel of the stream has completed and its writes are visible.
+    pub fn wait() {}
+
+    /// Lets the following kernel of the stream start once every block has called this or ended.
+    pub fn launch_dependents() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::math::bf16x2;
+
+    #[test]
+    fn bf16_rounds_to_nearest_even() {
+        let low = |x: f32| bf16x2(x, 0.0);
+        let bits = f32::from_bits;
+        assert_eq!(low(1.0), 0x3f80);
+        assert_eq!(
+            low(bits(0x3f80_8000)),
+            0x3f80,
+            "a tie goes to the even neighbour below"
+        );
+        assert_eq!(
+            low(bits(0x3f81_8000)),
+            0x3f82,
+            "a tie goes to the even neighbour above"
+        );
+        assert_eq!(low(bits(0x3f80_8001)), 0x3f81);
+        assert_eq!(low(bits(0x3f80_7fff)), 0x3f80);
+        assert_eq!(low(f32::MAX), 0x7f80, "overflow gives infinity");
+        assert_eq!(low(f32::NEG_INFINITY), 0xff80);
+        assert_eq!(low(bits(0x0001_8000)), 0x0002, "subnormals are kept");
+        assert_eq!(low(-0.0), 0x8000);
+        assert_eq!(low(bits(0xffff_ffff)), 0x7fff, "NaN is canonical");
+        assert_eq!(low(bits(0x7f80_0001)), 0x7fff);
+        assert_eq!(bf16x2(1.0, -2.0), 0xc000_3f80);
+    }
+}
