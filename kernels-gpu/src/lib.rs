@@ -8,3 +8,16 @@
 
 pub mod contract;
 pub mod device;
+
+pub mod arith;
+pub mod backward;
+pub mod entries;
+pub mod forward;
+pub mod leaf;
+pub mod params;
+pub mod row_sum;
+pub mod rows;
+pub mod tree;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use entries::KERNELS;

@@ -1,0 +1,191 @@
+//! Backward in one launch: row tasks for dx beside column tasks for dw.
+//!
+//! dw does not need dx, so neither waits for the other: no workspace, no atomics. x and dy are
+//! read twice, the second time from L2 when T is small, which is what this program is for. It is
+//! also the program of rows too wide for [`super::block`].
+
+use crate::arith::{
+    LANE_ELEMENTS, Lane, TILE, accumulate, backward_scale, unroll, widen,
+};
+use crate::backward::reduce::{Roots, WIDTH, store_dw};
+use crate::backward::row::RowWords;
+use crate::device::{global, shared, thread};
+use crate::params::BackwardParams;
+use crate::row_sum::{BlockSum, TileSums};
+use crate::rows::{Columns, NO_WORDS, Weight, row_start};
+use crate::tree::empty;
+
+/// Rows that a column task loads at once.
+const BATCH: usize = 4;
+
+/// Column tasks of a row of `hidden` elements: 32 columns each.
+#[must_use]
+#[inline(always)]
+pub const fn column_tasks(hidden: u32) -> u32 {
+    hidden.div_ceil(WIDTH * LANE_ELEMENTS as u32)
+}
+
+/// Blocks 0 … [`column_tasks`] − 1 sum dw of 32 columns each; the others take a row of dx at a time.
+///
+/// Contract: more than [`column_tasks`] blocks; blocks of 4 · 2^m threads (at least 32) with `VECTORS · 256`
+/// elements a warp covering H, and 2^m · 2^run_log2 ≥ leaves; shared memory of
+/// [`super::reduce::roots_bytes`] and of [`crate::row_sum::SCRATCH_BYTES`], whichever is larger;
+/// 16-byte aligned bases, row strides and H multiples of 8.
+///
+/// # Safety
+/// - `p` describes live buffers as [`BackwardParams`] says, and outputs overlap nothing.
+/// - The launch keeps the contract.
+#[inline(always)]
+pub unsafe fn split<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &BackwardParams) {
+    let tasks = column_tasks(p.hidden);
+    // SAFETY: the branch is the block's, so its threads meet at the same barriers.
+    unsafe {
+        if thread::block_idx_x() < tasks {
+            columns_of_dw(p);
+            return;
+        }
+        let columns = Columns::<VECTORS>::of_warp(thread::thread_idx_x() / 32, p.hidden);
+        let mut sums = BlockSum::new(shared::base());
+        let step = thread::grid_dim_x() - tasks;
+        let mut row = u64::from(thread::block_idx_x() - tasks);
+        let mut next = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row);
+        let w: [Lane; VECTORS] = columns.load_weight::<W>(p.w);
+        while row < u64::from(p.rows) {
+            let current = next;
+            next = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row + u64::from(step));
+            let scale = current.scale();
+            let dot = sums.sum(current.dots(&w, scale));
+            current.store_dx::<RESIDUAL>(p, columns, row as u32, &w, dot, scale);
+            row += u64::from(step);
+        }
+    }
+}
+
+/// As [`split`], for rows of any width up to 65,536: a row task goes over its row twice.
+///
+/// Contract: as [`split`], without the condition on `VECTORS`.
+///
+/// # Safety
+/// - As [`split`].
+#[inline(always)]
+pub unsafe fn split_wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
+    let tasks = column_tasks(p.hidden);
+    // SAFETY: the branch is the block's, so its threads meet at the same barriers.
+    unsafe {
+        if thread::block_idx_x() < tasks {
+            columns_of_dw(p);
+            return;
+        }
+        let mut row = thread::block_idx_x() - tasks;
+        while row < p.rows {
+            wide_row::<W, RESIDUAL>(p, row);
+            let next = u64::from(row) + u64::from(thread::grid_dim_x() - tasks);
+            row = next.min(u64::from(u32::MAX)) as u32;
+        }
+    }
+}
+
+/// dx of one row of any width.
+///
+/// # Safety
+/// - As [`split`]; every thread of the block is here with the same row.
+#[inline(always)]
+unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &BackwardParams, row: u32) {
+    let thread = thread::thread_idx_x();
+    let (warp, warps) = (thread / 32, thread::block_dim_x() / 32);
+    let tiles = p.hidden.div_ceil(TILE);
+    let sums = TileSums::new(shared::base());
+    // SAFETY: tiles are the warp's; the row is inside the buffers and the weight, and each
+    // thread alone writes its columns of dx.
+    unsafe {
+        let load = |tile: u32| {
+            let columns = Columns::<1>::of_warp(tile, p.hidden);
+            let words = RowWords::<1>::load::<RESIDUAL>(p, columns, u64::from(row));
+            (columns, words, columns.load_weight::<W>(p.w))
+        };
+        let mut tile = warp;
+        while tile < tiles {
+            let (_, words, w) = load(tile);
+            sums.publish(tile, words.dots(&w, words.scale())[0]);
+            tile += warps;
+        }
+        let dot = sums.finish(tiles);
+        let mut tile = warp;
+        while tile < tiles {
+            let (columns, words, w) = load(tile);
+            words.store_dx::<RESIDUAL>(p, columns, row, &w, dot, words.scale());
+            tile += warps;
+        }
+        // The tile sums are read until here; the next row writes them.
+        thread::sync_threads();
+    }
+}
+
+/// dw of 32 columns: position i (4 threads) sums leaves i·2^run_log2 and following.
+///
+/// # Safety
+/// - As [`split`]; every thread of the block is here.
+#[inline(always)]
+unsafe fn columns_of_dw(p: &BackwardParams) {
+    let thread = thread::thread_idx_x();
+    let (position, lane) = (thread / WIDTH, thread % WIDTH);
+    let column = (thread::block_idx_x() * WIDTH + lane) * LANE_ELEMENTS as u32;
+    let inside = column < p.hidden;
+    let rows = u64::from(p.rows);
+    let leaf_mask = (1u64 << p.leaf_log2) - 1;
+    let leaves = (rows + leaf_mask) >> p.leaf_log2;
+    let first_leaf = u64::from(position) << p.run_log2;
+    let first = first_leaf << p.leaf_log2;
+    let end = rows.min(first + (1 << (p.leaf_log2 + p.run_log2)));
+
+    let roots = Roots::new(leaves as u32, p.run_log2);
+    let mut node = empty::<1>();
+    let mut taken = 0;
+    let mut row = first;
+    while row < end {
+        // A batch of rows in flight, then their additions.
+        let mut words = [(NO_WORDS, NO_WORDS, 0.0); BATCH];
+        unroll::<BATCH>(|i| {
+            let row = row + i as u64;
+            if row < end && inside {
+                let (row, column) = (row as u32, column as usize);
+                // SAFETY: the row and the columns are inside the buffers.
+                words[i] = unsafe {
+                    (
+                        global::load_stream_words4(row_start(p.dy, row, p.dy_stride).add(column).cast()),
+                        global::load_stream_words4(row_start(p.x, row, p.x_stride).add(column).cast()),
+                        global::load_f32(p.rstd.add(row as usize)),
+                    )
+                };
+            }
+        });
+        unroll::<BATCH>(|i| {
+            let row = row + i as u64;
+            if row < end {
+                let (dy, x, rstd) = words[i];
+                let (dy, x) = (widen(dy), widen(x));
+                match backward_scale(rstd) {
+                    None => accumulate(&mut node[0], &dy, &x, rstd),
+                    Some(s) => accumulate(&mut node[0], &dy, &s.apply(&x), rstd * s.inverse),
+                }
+                if (row + 1) & leaf_mask == 0 || row + 1 == rows {
+                    // SAFETY: this position's leaves come in order.
+                    let complete = unsafe { roots.counter.push(taken, &mut node) };
+                    taken += 1;
+                    if !complete {
+                        node = empty();
+                    }
+                }
+            }
+        });
+        row += BATCH as u64;
+    }
+
+    // SAFETY: every thread of the block is here; eight columns inside dw are this thread's.
+    unsafe {
+        let root = roots.fold(node, position, lane);
+        if position == 0 && inside {
+            store_dw(p.dw, column, &root);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Backward for narrow rows, a warp a row.
+
+use crate::arith::{Lane, unroll};
+use crate::backward::row::RowWords;
+use crate::device::{shared, thread};
+use crate::params::BackwardParams;
+use crate::row_sum::warp_row_sum;
+use crate::rows::{Columns, Weight};
+use crate::tree::{Shelf, empty, fold_positions, store_node};
+
+/// dx, and a node of dw for each run of 2^run_log2 leaves; block b takes runs b, b + grid, …
+///
+/// Warp i of the block takes leaf i of the run, row by row with `AHEAD` rows loaded before they
+/// are needed; then the block folds its warps' leaves.
+///
+/// Contract: blocks of 2^run_log2 warps; H ≤ 256 · `VECTORS`; shared memory of
+/// [`crate::tree::shelf_bytes`]; 16-byte aligned bases, row strides and H multiples of 8. Slots of
+/// the workspace: complete runs in order, then one for each node of the incomplete last run, the
+/// largest first.
+///
+/// # Safety
+/// - `p` describes live buffers as [`BackwardParams`] says, and outputs overlap nothing.
+/// - The launch keeps the contract.
+#[inline(always)]
+pub unsafe fn warp<W: Weight, const VECTORS: usize, const AHEAD: usize, const RESIDUAL: bool>(
+    p: &BackwardParams,
+) {
+    let warp = thread::thread_idx_x() / 32;
+    let columns = Columns::<VECTORS>::of_warp(0, p.hidden);
+    let shelf = Shelf::<VECTORS>::new(shared::base(), thread::block_dim_x());
+    let leaf_rows = 1u64 << p.leaf_log2;
+    let leaves = (u64::from(p.rows) + leaf_rows - 1) >> p.leaf_log2;
+    let run_leaves = 1u64 << p.run_log2;
+    // SAFETY: the weight has H elements.
+    let w: [Lane; VECTORS] = unsafe { columns.load_weight::<W>(p.w) };
+
+    let mut run = u64::from(thread::block_idx_x());
+    while run << p.run_log2 < leaves {
+        let leaf = (run << p.run_log2) + u64::from(warp);
+        let first = leaf << p.leaf_log2;
+        let end = (first + leaf_rows).min(u64::from(p.rows));
+        let mut node = empty::<VECTORS>();
+        // SAFETY: rows below `end` are inside the buffers; all lanes of the warp share them, and
+        // each thread alone writes its columns of dx.
+        unsafe {
+            let load = |row: u64| RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row);
+            let mut ahead = [load(first); AHEAD];
+            unroll::<AHEAD>(|i| {
+                if i > 0 {
+                    ahead[i] = load(first + i as u64);
+                }
+            });
+            let mut row = first;
+            while row < end {
+                let current = ahead[0];
+                let next = load(row + AHEAD as u64);
+                unroll::<AHEAD>(|i| ahead[i] = if i + 1 < AHEAD { ahead[i + 1] } else { next });
+                let step = |scale| {
+                    let dot = warp_row_sum(current.dots(&w, scale));
+                    current.store_dx::<RESIDUAL>(p, columns, row as u32, &w, dot, scale);
+                    dot
+                };
+                match current.scale() {
+                    None => {
+                        current.accumulate(&mut node, None);
+                        step(None);
+                    }
+                    Some(scale) => {
+                        current.accumulate(&mut node, Some(scale));
+                        step(Some(scale));
+                    }
+                }
+                row += 1;
+            }
+
+            let count = (leaves - (run << p.run_log2)).min(run_leaves) as u32;
+            fold_positions(shelf, &mut node, 32, count, p.run_log2);
+            // Roots stand where the binary expansion of `count` puts them, the largest first.
+            let (mut position, mut slot, mut level) = (0, run as u32, p.run_log2 + 1);
+            while level > 0 {
+                level -= 1;
+                if count >> level & 1 == 1 {
+                    if warp == position {
+                        unroll::<VECTORS>(|v| {
+                            if columns.holds(v) {
+                                store_node(p.nodes, slot, p.hidden, columns.column(v), &node[v]);
+                            }
+                        });
+                    }
+                    position += 1 << level;
+                    slot += 1;
+                }
+            }
+            // The shelf is read until here; the next run writes it.
+            thread::sync_threads();
+        }
+        run += u64::from(thread::grid_dim_x());
+    }
+}

@@ -1,0 +1,33 @@
+//! The leaf table: how the rows are cut for the weight gradient. Part of the numerics contract:
+//! it fixes the order in which dw is summed, so it depends on T and H alone.
+
+/// Leaves that T rows of H elements are cut into at least, once T is large enough.
+///
+/// Narrow rows need many leaves (a warp works on each), wide rows few (a partial row is wide).
+#[must_use]
+#[inline(always)]
+pub const fn leaves_target(hidden: u32) -> u64 {
+    if hidden <= 512 {
+        4096
+    } else if hidden <= 8192 {
+        512
+    } else {
+        128
+    }
+}
+
+/// Rows of a leaf: the largest power of two ≤ max(1, T / [`leaves_target`]\(H\)).
+#[must_use]
+#[inline(always)]
+pub const fn leaf_rows(rows: u64, hidden: u32) -> u64 {
+    let quotient = rows / leaves_target(hidden);
+    if quotient <= 1 { 1 } else { 1 << (63 - quotient.leading_zeros()) }
+}
+
+/// Leaves of T rows: ⌈T / [`leaf_rows`]⌉, fewer than twice the target once the leaves have more
+/// than one row.
+#[must_use]
+#[inline(always)]
+pub const fn leaf_count(rows: u64, hidden: u32) -> u64 {
+    rows.div_ceil(leaf_rows(rows, hidden))
+}

@@ -1,0 +1,138 @@
+//! How threads hold a row: weights, columns and 16-byte access.
+
+use crate::arith::{LANE_ELEMENTS, Lane, TILE, unroll, widen};
+use crate::device::{Words4, global, thread};
+
+/// Eight values of a row, as they travel.
+pub const NO_WORDS: Words4 = Words4(0, 0, 0, 0);
+
+/// The stored type of a weight.
+pub trait Weight: Copy {
+    /// Loads eight consecutive weights, widened to FP32 (exact).
+    ///
+    /// # Safety
+    /// - `w` points to the weight's first element, 16-byte aligned, in global memory.
+    /// - `column` is a multiple of 8, and `column + 8` at most the number of elements.
+    /// - Nobody writes the weight during the launch.
+    unsafe fn load(w: *const u8, column: u32) -> Lane;
+}
+
+/// BF16 weight.
+#[derive(Clone, Copy, Debug)]
+pub struct Bf16Weight;
+
+/// FP32 weight.
+#[derive(Clone, Copy, Debug)]
+pub struct F32Weight;
+
+impl Weight for Bf16Weight {
+    #[inline(always)]
+    unsafe fn load(w: *const u8, column: u32) -> Lane {
+        // SAFETY: aligned and in range, as the caller promises.
+        widen(unsafe { global::load_words4(w.add(2 * column as usize).cast()) })
+    }
+}
+
+impl Weight for F32Weight {
+    #[inline(always)]
+    unsafe fn load(w: *const u8, column: u32) -> Lane {
+        // SAFETY: aligned and in range, as the caller promises.
+        let (low, high) = unsafe {
+            let w: *const Words4 = w.add(4 * column as usize).cast();
+            (global::load_words4(w), global::load_words4(w.add(1)))
+        };
+        let f = f32::from_bits;
+        [f(low.0), f(low.1), f(low.2), f(low.3), f(high.0), f(high.1), f(high.2), f(high.3)]
+    }
+}
+
+/// The columns of one thread: vector v holds elements `first + 256·v` … `+ 7`, where they are
+/// inside the row.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns<const VECTORS: usize> {
+    /// First element of vector 0.
+    pub first: u32,
+    /// H.
+    pub hidden: u32,
+}
+
+impl<const VECTORS: usize> Columns<VECTORS> {
+    /// The columns of the calling thread when warp `warp` of the row holds tiles
+    /// `warp · VECTORS` and following.
+    #[inline(always)]
+    pub fn of_warp(warp: u32, hidden: u32) -> Self {
+        let lane = thread::thread_idx_x() % 32;
+        let tile = warp * VECTORS as u32;
+        Self { first: tile * TILE + lane * LANE_ELEMENTS as u32, hidden }
+    }
+
+    /// First element of vector `v`.
+    #[inline(always)]
+    pub fn column(self, v: usize) -> u32 {
+        self.first + v as u32 * TILE
+    }
+
+    /// Whether vector `v` is inside the row.
+    #[inline(always)]
+    pub fn holds(self, v: usize) -> bool {
+        self.column(v) < self.hidden
+    }
+
+    /// Loads the thread's vectors of a row; zeros outside.
+    ///
+    /// # Safety
+    /// - `row` points to the row's first element, 16-byte aligned, in readable global memory
+    ///   that nobody writes during the launch; H is a multiple of 8.
+    #[inline(always)]
+    pub unsafe fn load(self, row: *const u16) -> [Words4; VECTORS] {
+        let mut words = [NO_WORDS; VECTORS];
+        unroll::<VECTORS>(|v| {
+            if self.holds(v) {
+                // SAFETY: inside the row, and aligned since columns are multiples of 8.
+                words[v] = unsafe { global::load_stream_words4(row.add(self.column(v) as usize).cast()) };
+            }
+        });
+        words
+    }
+
+    /// Stores one vector of a row, if it is inside.
+    ///
+    /// # Safety
+    /// - `row` points to the row's first element, 16-byte aligned, in writable global memory
+    ///   whose eight elements no other thread accesses; H is a multiple of 8.
+    #[inline(always)]
+    pub unsafe fn store(self, row: *mut u16, v: usize, words: Words4) {
+        if self.holds(v) {
+            // SAFETY: inside the row, and aligned since columns are multiples of 8.
+            unsafe { global::store_stream_words4(row.add(self.column(v) as usize).cast(), words) }
+        }
+    }
+
+    /// Loads the thread's weights; zeros outside.
+    ///
+    /// # Safety
+    /// - As [`Weight::load`], for H elements.
+    #[inline(always)]
+    pub unsafe fn load_weight<W: Weight>(self, w: *const u8) -> [Lane; VECTORS] {
+        let mut lanes = [[0.0; LANE_ELEMENTS]; VECTORS];
+        unroll::<VECTORS>(|v| {
+            if self.holds(v) {
+                // SAFETY: inside the weight.
+                lanes[v] = unsafe { W::load(w, self.column(v)) };
+            }
+        });
+        lanes
+    }
+}
+
+/// The start of row `row`; 64-bit arithmetic throughout.
+#[inline(always)]
+pub fn row_start(base: *const u16, row: u32, stride: i64) -> *const u16 {
+    base.wrapping_offset((i64::from(row) * stride) as isize)
+}
+
+/// The start of row `row`, to write to.
+#[inline(always)]
+pub fn row_start_mut(base: *mut u16, row: u32, stride: i64) -> *mut u16 {
+    base.wrapping_offset((i64::from(row) * stride) as isize)
+}
