@@ -1,2 +1,59 @@
-//! Developer commands.
-fn main() {}
+//! Developer commands: `cargo xtask --help`.
+
+mod assemble;
+mod cuda_tools;
+mod device_build;
+mod lint;
+mod postprocess;
+mod ptx;
+mod ptx_text;
+mod rust_cuda;
+mod stub;
+mod toolchain;
+mod workspace;
+
+#[path = "../../ptx/manifest.rs"]
+mod manifest;
+
+use clap::{Parser, Subcommand};
+use std::{error::Error, process::ExitCode};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Developer commands of cake-rmsnorm")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Compile the kernels to PTX, or check the committed PTX.
+    Ptx(ptx::Args),
+    /// Check every kernel's PTX against its launch contract, then assemble it.
+    LintPtx(lint::Args),
+    /// Assemble the PTX with ptxas and print registers, stack, spills and shared memory.
+    Sass(assemble::Args),
+    /// Build a stand-in for the CUDA driver, for linking feature `cuda` without CUDA.
+    CudaStub(stub::Args),
+}
+
+fn main() -> ExitCode {
+    let result: Result<(), Box<dyn Error>> = match Cli::parse().command {
+        Command::Ptx(args) => ptx::run(&args).map_err(Into::into),
+        Command::LintPtx(args) => lint::run(&args).map_err(Into::into),
+        Command::Sass(args) => assemble::run(&args).map_err(Into::into),
+        Command::CudaStub(args) => stub::run(&args).map_err(Into::into),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut source = error.source();
+            while let Some(cause) = source {
+                eprintln!("  caused by: {cause}");
+                source = cause.source();
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
