@@ -9,12 +9,12 @@
 //! The grid is free: rows are dealt out in turn, and no bit depends on who takes which.
 
 use crate::arith::{
-    Lane, RowScale, add_residual, canonical, lane_dot, mean_square, narrow, normalise,
+    Lane, RowScale, TILE, add_residual, canonical, lane_dot, mean_square, narrow, normalise,
     reciprocal_root, scaled_rstd, unroll, widen,
 };
 use crate::device::{Words4, global, shared, thread};
 use crate::params::ForwardParams;
-use crate::row_sum::{BlockSum, warp_row_sum};
+use crate::row_sum::{BlockSum, TileSums, warp_row_sum};
 use crate::rows::{Columns, NO_WORDS, Weight, row_start, row_start_mut};
 
 /// One block a row at a time: warp i holds tiles `VECTORS · i` and following.
@@ -66,6 +66,88 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &Fo
     }
 }
 
+/// One block a row at a time, for rows of any width up to 65,536: goes over the row twice, the
+/// second time from L1 or L2.
+///
+/// Contract: blocks of a multiple of 32 threads; [`crate::row_sum::SCRATCH_BYTES`] of shared memory.
+///
+/// # Safety
+/// - As [`block`].
+#[inline(always)]
+pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &ForwardParams) {
+    let mut row = u64::from(thread::block_idx_x());
+    while row < u64::from(p.rows) {
+        // SAFETY: the row is the block's.
+        unsafe { wide_row::<W, RESIDUAL>(p, row as u32) };
+        row += u64::from(thread::grid_dim_x());
+    }
+}
+
+/// One row of any width.
+///
+/// # Safety
+/// - As [`block`]; every thread of the block is here, with the same row.
+#[inline(always)]
+unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &ForwardParams, row: u32) {
+    let (warp, warps) = (thread::thread_idx_x() / 32, thread::block_dim_x() / 32);
+    let tiles = p.hidden.div_ceil(TILE);
+    let hidden = p.hidden as f32;
+    let sums = TileSums::new(shared::base());
+    let columns_of = |tile: u32| Columns::<1>::of_warp(tile, p.hidden);
+    // SAFETY: the row is inside the buffers; rows are the block's, tiles the warp's, and each
+    // thread alone touches its columns of h and y.
+    unsafe {
+        let load = |tile: u32| {
+            let words = load_row::<1, RESIDUAL>(p, columns_of(tile), u64::from(row));
+            if RESIDUAL { add_residual(words.x[0], words.residual[0]) } else { words.x[0] }
+        };
+        let sum = |scale: Option<RowScale>| {
+            let mut tile = warp;
+            while tile < tiles {
+                let h = scaled(load(tile), scale);
+                sums.publish(tile, lane_dot(&h, &h));
+                tile += warps;
+            }
+            let sum = sums.finish(tiles);
+            // The tile sums are read until here; the next sum writes them.
+            thread::sync_threads();
+            sum
+        };
+        let (mean, rescue) = mean_square(sum(None), hidden, p.eps);
+        let rstd = match rescue {
+            None => reciprocal_root(mean),
+            Some(scale) => scaled_rstd(sum(rescue), hidden, p.eps, scale),
+        };
+        let mut tile = warp;
+        while tile < tiles {
+            let columns = columns_of(tile);
+            if columns.holds(0) {
+                let h = load(tile);
+                if RESIDUAL {
+                    columns.store(row_start_mut(p.h, row, p.h_stride), 0, h);
+                }
+                let y = normalise(&scaled(h, rescue), rstd, &W::load(p.w, columns.first));
+                columns.store(row_start_mut(p.y, row, p.y_stride), 0, narrow(&y));
+            }
+            tile += warps;
+        }
+        if thread::thread_idx_x() == 0 {
+            let rstd = rescue.map_or(rstd, |scale| rstd * scale.scale);
+            global::store_f32(p.rstd.add(row as usize), canonical(rstd));
+        }
+    }
+}
+
+/// A vector's elements, scaled for a row that is redone.
+#[inline(always)]
+fn scaled(words: Words4, scale: Option<RowScale>) -> Lane {
+    let lane = widen(words);
+    match scale {
+        None => lane,
+        Some(scale) => scale.apply(&lane),
+    }
+}
+
 /// Rows `first`, `first + step`, …: the body of both kernels. `sum` adds over the threads that
 /// share a row, `leader` is true in one of them.
 ///
@@ -80,9 +162,8 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
     leader: bool,
     mut sum: impl FnMut([f32; VECTORS]) -> f32,
 ) {
-    // Wide rows have no registers left for the weight, and the widest none for the next row.
+    // Wide rows have no registers left for the weight.
     let keep_weight = VECTORS <= 2;
-    let prefetch = VECTORS <= 4;
     let hidden = p.hidden as f32;
 
     // SAFETY: rows below p.rows are inside the buffers, as the caller promises.
@@ -93,10 +174,8 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
     let kept = if keep_weight { unsafe { columns.load_weight::<W>(p.w) } } else { [[0.0; 8]; VECTORS] };
 
     while row < u64::from(p.rows) {
-        let current = if prefetch || row == u64::from(first) { next } else { load(row) };
-        if prefetch {
-            next = load(row + u64::from(step));
-        }
+        let current = next;
+        next = load(row + u64::from(step));
         let row_index = row as u32;
         let mut h = current.x;
         if RESIDUAL {

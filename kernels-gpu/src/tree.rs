@@ -16,14 +16,6 @@ pub const fn empty<const VECTORS: usize>() -> Node<VECTORS> {
     [[Pair::ZERO; LANE_ELEMENTS]; VECTORS]
 }
 
-/// left + right, column by column.
-#[inline(always)]
-pub fn combine_nodes<const VECTORS: usize>(left: &Node<VECTORS>, right: &Node<VECTORS>) -> Node<VECTORS> {
-    let mut node = empty();
-    unroll::<VECTORS>(|v| node[v] = combine(&left[v], &right[v]));
-    node
-}
-
 /// 16-byte words of one vector's pairs: sums of columns 0 to 3 and 4 to 7, then compensations.
 const PARTS: u32 = 4;
 
@@ -81,38 +73,62 @@ impl<const VECTORS: usize> Shelf<VECTORS> {
         self.base + ((v as u32 * PARTS + part as u32) * self.threads + owner) * 16
     }
 
-    /// Puts a node in place `owner`.
+    /// Puts vector `v` of a node in place `owner`.
     ///
     /// # Safety
     /// - The shelf is inside the launch's shared memory, and `owner` below its threads.
     /// - No other thread accesses the place without a barrier in between.
     #[inline(always)]
-    pub unsafe fn put(self, owner: u32, node: &Node<VECTORS>) {
-        unroll::<VECTORS>(|v| {
-            let words = to_words(&node[v]);
-            // SAFETY: the caller's obligations.
-            unroll::<4>(|part| unsafe {
-                shared::store_words4(self.address(owner, v, part), words[part]);
-            });
+    pub unsafe fn put(self, owner: u32, v: usize, pairs: &LanePairs) {
+        let words = to_words(pairs);
+        // SAFETY: the caller's obligations.
+        unroll::<4>(|part| unsafe {
+            shared::store_words4(self.address(owner, v, part), words[part]);
         });
     }
 
-    /// Takes the node of place `owner`.
+    /// Takes vector `v` of the node in place `owner`.
     ///
     /// # Safety
     /// - As [`Shelf::put`]; the place was written.
     #[inline(always)]
-    pub unsafe fn get(self, owner: u32) -> Node<VECTORS> {
-        let mut node = empty();
-        unroll::<VECTORS>(|v| {
-            let mut words = [Words4::default(); PARTS as usize];
-            // SAFETY: the caller's obligations.
-            unroll::<4>(|part| unsafe {
-                words[part] = shared::load_words4(self.address(owner, v, part));
-            });
-            node[v] = from_words(words);
+    pub unsafe fn get(self, owner: u32, v: usize) -> LanePairs {
+        let mut words = [Words4::default(); PARTS as usize];
+        // SAFETY: the caller's obligations.
+        unroll::<4>(|part| unsafe {
+            words[part] = shared::load_words4(self.address(owner, v, part));
         });
-        node
+        from_words(words)
+    }
+
+    /// Puts a node in place `owner`.
+    ///
+    /// # Safety
+    /// - As [`Shelf::put`].
+    #[inline(always)]
+    pub unsafe fn put_node(self, owner: u32, node: &Node<VECTORS>) {
+        // SAFETY: the caller's obligations.
+        unroll::<VECTORS>(|v| unsafe { self.put(owner, v, &node[v]) });
+    }
+
+    /// node = (the node in place `owner`) + node.
+    ///
+    /// # Safety
+    /// - As [`Shelf::get`].
+    #[inline(always)]
+    pub unsafe fn add_left_of(self, owner: u32, node: &mut Node<VECTORS>) {
+        // SAFETY: the caller's obligations.
+        unroll::<VECTORS>(|v| unsafe { node[v] = combine(&self.get(owner, v), &node[v]) });
+    }
+
+    /// node = node + (the node in place `owner`).
+    ///
+    /// # Safety
+    /// - As [`Shelf::get`].
+    #[inline(always)]
+    pub unsafe fn add_right_of(self, owner: u32, node: &mut Node<VECTORS>) {
+        // SAFETY: the caller's obligations.
+        unroll::<VECTORS>(|v| unsafe { node[v] = combine(&node[v], &self.get(owner, v)) });
     }
 }
 
@@ -192,13 +208,13 @@ impl<const VECTORS: usize> Counter<VECTORS> {
         // its bit of `index` is set.
         unsafe {
             while index >> level & 1 == 1 {
-                *node = combine_nodes(&self.level(level).get(thread), node);
+                self.level(level).add_left_of(thread, node);
                 level += 1;
             }
             if level == self.log2 {
                 return true;
             }
-            self.level(level).put(thread, node);
+            self.level(level).put_node(thread, node);
         }
         false
     }
@@ -224,14 +240,14 @@ pub unsafe fn fold_positions<const VECTORS: usize>(
     // SAFETY: a place is written by its owner alone, and only in steps in which nobody reads
     // it: in step k positions that are multiples of 2^(k+1) read odd multiples of 2^k.
     unsafe {
-        shelf.put(thread, node);
+        shelf.put_node(thread, node);
         let mut level = 0;
         while level < levels {
             thread::sync_threads();
             let (step, pair) = (1 << level, 2 << level);
             if position & (pair - 1) == 0 && position + pair <= complete {
-                *node = combine_nodes(node, &shelf.get(thread + step * width));
-                shelf.put(thread, node);
+                shelf.add_right_of(thread + step * width, node);
+                shelf.put_node(thread, node);
             }
             level += 1;
         }

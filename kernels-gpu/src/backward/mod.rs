@@ -15,6 +15,7 @@
 
 pub mod block;
 pub mod reduce;
+pub mod ring;
 pub mod row;
 pub mod split;
 pub mod warp;

@@ -142,7 +142,7 @@ impl Roots {
                     level -= 1;
                     if complete >> level & 1 == 1 {
                         if start > 0 {
-                            root = combine(&root, &self.shelf.get(start * WIDTH + lane)[0]);
+                            root = combine(&root, &self.shelf.get(start * WIDTH + lane, 0));
                         }
                         start += 1 << level;
                     }
@@ -152,7 +152,7 @@ impl Roots {
                 while level > 0 {
                     level -= 1;
                     if rest >> level & 1 == 1 {
-                        let node = self.counter.level(level).get(complete * WIDTH + lane)[0];
+                        let node = self.counter.level(level).get(complete * WIDTH + lane, 0);
                         root = if start > 0 { combine(&root, &node) } else { node };
                         start += 1;
                     }

@@ -4,7 +4,7 @@ use crate::arith::{
     Lane, RowScale, accumulate, backward_scale, input_gradient, lane_dot, narrow, projection,
     unroll, weighted, widen,
 };
-use crate::device::{Words4, global};
+use crate::device::{Words4, global, hint};
 use crate::params::BackwardParams;
 use crate::rows::{Columns, NO_WORDS, row_start, row_start_mut};
 use crate::tree::Node;
@@ -12,10 +12,22 @@ use crate::tree::Node;
 /// A thread's part of a row, and the row's rstd.
 #[derive(Clone, Copy, Debug)]
 pub struct RowWords<const VECTORS: usize> {
-    dy: [Words4; VECTORS],
-    x: [Words4; VECTORS],
-    dh: [Words4; VECTORS],
-    rstd: f32,
+    /// Vectors of dy.
+    pub dy: [Words4; VECTORS],
+    /// Vectors of x.
+    pub x: [Words4; VECTORS],
+    /// Vectors of the residual gradient, zeros where there is none.
+    pub dh: [Words4; VECTORS],
+    /// The row's rstd.
+    pub rstd: f32,
+}
+
+impl<const VECTORS: usize> Default for RowWords<VECTORS> {
+    #[inline(always)]
+    fn default() -> Self {
+        let none = [NO_WORDS; VECTORS];
+        Self { dy: none, x: none, dh: none, rstd: 0.0 }
+    }
 }
 
 impl<const VECTORS: usize> RowWords<VECTORS> {
@@ -29,8 +41,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         columns: Columns<VECTORS>,
         row: u64,
     ) -> Self {
-        let none = [NO_WORDS; VECTORS];
-        let mut words = Self { dy: none, x: none, dh: none, rstd: 0.0 };
+        let mut words = Self::default();
         if row < u64::from(p.rows) {
             let row = row as u32;
             // SAFETY: the row is inside the buffers.
@@ -72,10 +83,10 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
 
     /// The thread's lane values of the dot product.
     #[inline(always)]
-    pub fn dots(&self, w: &[Lane; VECTORS], scale: Option<RowScale>) -> [f32; VECTORS] {
+    pub fn dots(&self, w: impl Fn(usize) -> Lane, scale: Option<RowScale>) -> [f32; VECTORS] {
         let mut dots = [0.0; VECTORS];
         unroll::<VECTORS>(|v| {
-            dots[v] = lane_dot(&weighted(&widen(self.dy[v]), &w[v]), &self.x(v, scale));
+            dots[v] = lane_dot(&weighted(&widen(self.dy[v]), &w(v)), &self.x(v, scale));
         });
         dots
     }
@@ -89,6 +100,20 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         });
     }
 
+    /// The same row, whose widened values need not stay in registers across the barrier.
+    #[inline(always)]
+    pub fn forget(&self) -> Self {
+        let forget = |w: Words4| {
+            Words4(hint::forget(w.0), hint::forget(w.1), hint::forget(w.2), hint::forget(w.3))
+        };
+        let mut words = *self;
+        unroll::<VECTORS>(|v| {
+            words.dy[v] = forget(words.dy[v]);
+            words.x[v] = forget(words.x[v]);
+        });
+        words
+    }
+
     /// Stores dx, from the finished dot product.
     ///
     /// # Safety
@@ -99,7 +124,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         p: &BackwardParams,
         columns: Columns<VECTORS>,
         row: u32,
-        w: &[Lane; VECTORS],
+        w: impl Fn(usize) -> Lane,
         dot: f32,
         scale: Option<RowScale>,
     ) {
@@ -107,7 +132,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         let k = projection(dot, p.hidden as f32, rstd);
         let out = row_start_mut(p.dx, row, p.dx_stride);
         unroll::<VECTORS>(|v| {
-            let a = weighted(&widen(self.dy[v]), &w[v]);
+            let a = weighted(&widen(self.dy[v]), &w(v));
             let mut dx = input_gradient(&a, &self.x(v, scale), rstd, k);
             if let Some(scale) = scale {
                 dx = scale.apply(&dx);

@@ -5,7 +5,7 @@
 //! also the program of rows too wide for [`super::block`].
 
 use crate::arith::{
-    LANE_ELEMENTS, Lane, TILE, accumulate, backward_scale, unroll, widen,
+    LANE_ELEMENTS, TILE, accumulate, backward_scale, unroll, widen,
 };
 use crate::backward::reduce::{Roots, WIDTH, store_dw};
 use crate::backward::row::RowWords;
@@ -49,13 +49,14 @@ pub unsafe fn split<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &B
         let step = thread::grid_dim_x() - tasks;
         let mut row = u64::from(thread::block_idx_x() - tasks);
         let mut next = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row);
-        let w: [Lane; VECTORS] = columns.load_weight::<W>(p.w);
+        let kept = columns.load_weight::<W>(p.w);
+        let w = |v: usize| kept[v];
         while row < u64::from(p.rows) {
             let current = next;
             next = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row + u64::from(step));
             let scale = current.scale();
-            let dot = sums.sum(current.dots(&w, scale));
-            current.store_dx::<RESIDUAL>(p, columns, row as u32, &w, dot, scale);
+            let dot = sums.sum(current.dots(w, scale));
+            current.store_dx::<RESIDUAL>(p, columns, row as u32, w, dot, scale);
             row += u64::from(step);
         }
     }
@@ -101,19 +102,19 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &BackwardParams, row: u32
         let load = |tile: u32| {
             let columns = Columns::<1>::of_warp(tile, p.hidden);
             let words = RowWords::<1>::load::<RESIDUAL>(p, columns, u64::from(row));
-            (columns, words, columns.load_weight::<W>(p.w))
+            (columns, words, columns.load_weight::<W>(p.w)[0])
         };
         let mut tile = warp;
         while tile < tiles {
             let (_, words, w) = load(tile);
-            sums.publish(tile, words.dots(&w, words.scale())[0]);
+            sums.publish(tile, words.dots(|_| w, words.scale())[0]);
             tile += warps;
         }
         let dot = sums.finish(tiles);
         let mut tile = warp;
         while tile < tiles {
             let (columns, words, w) = load(tile);
-            words.store_dx::<RESIDUAL>(p, columns, row, &w, dot, words.scale());
+            words.store_dx::<RESIDUAL>(p, columns, row, |_| w, dot, words.scale());
             tile += warps;
         }
         // The tile sums are read until here; the next row writes them.

@@ -1,20 +1,19 @@
 //! Backward for narrow rows, a warp a row.
 
-use crate::arith::{Lane, unroll};
-use crate::backward::row::RowWords;
+use crate::arith::unroll;
+use crate::backward::ring::{Ring, ring_bytes};
 use crate::device::{shared, thread};
 use crate::params::BackwardParams;
 use crate::row_sum::warp_row_sum;
 use crate::rows::{Columns, Weight};
-use crate::tree::{Shelf, empty, fold_positions, store_node};
+use crate::tree::{Shelf, empty, fold_positions, shelf_bytes, store_node};
 
 /// dx, and a node of dw for each run of 2^run_log2 leaves; block b takes runs b, b + grid, …
 ///
-/// Warp i of the block takes leaf i of the run, row by row with `AHEAD` rows loaded before they
-/// are needed; then the block folds its warps' leaves.
+/// Warp i of the block takes leaf i of the run, its rows through a [`Ring`] of `STAGES`; then the block folds its warps' leaves.
 ///
-/// Contract: blocks of 2^run_log2 warps; H ≤ 256 · `VECTORS`; shared memory of
-/// [`crate::tree::shelf_bytes`]; 16-byte aligned bases, row strides and H multiples of 8. Slots of
+/// Contract: blocks of 2^run_log2 warps; H ≤ 256 · `VECTORS`; shared memory as
+/// [`shared_bytes`] says; 16-byte aligned bases, row strides and H multiples of 8. Slots of
 /// the workspace: complete runs in order, then one for each node of the incomplete last run, the
 /// largest first.
 ///
@@ -22,17 +21,21 @@ use crate::tree::{Shelf, empty, fold_positions, store_node};
 /// - `p` describes live buffers as [`BackwardParams`] says, and outputs overlap nothing.
 /// - The launch keeps the contract.
 #[inline(always)]
-pub unsafe fn warp<W: Weight, const VECTORS: usize, const AHEAD: usize, const RESIDUAL: bool>(
+pub unsafe fn warp<W: Weight, const VECTORS: usize, const STAGES: usize, const RESIDUAL: bool>(
     p: &BackwardParams,
 ) {
     let warp = thread::thread_idx_x() / 32;
     let columns = Columns::<VECTORS>::of_warp(0, p.hidden);
-    let shelf = Shelf::<VECTORS>::new(shared::base(), thread::block_dim_x());
+    let threads = thread::block_dim_x();
+    let shelf = Shelf::<VECTORS>::new(shared::base(), threads);
+    let ring_base = shared::base() + shelf_bytes(VECTORS as u32, threads);
+    let mut ring = Ring::<VECTORS, STAGES, RESIDUAL>::new(ring_base);
     let leaf_rows = 1u64 << p.leaf_log2;
     let leaves = (u64::from(p.rows) + leaf_rows - 1) >> p.leaf_log2;
     let run_leaves = 1u64 << p.run_log2;
     // SAFETY: the weight has H elements.
-    let w: [Lane; VECTORS] = unsafe { columns.load_weight::<W>(p.w) };
+    let kept = unsafe { columns.load_weight::<W>(p.w) };
+    let w = |v: usize| kept[v];
 
     let mut run = u64::from(thread::block_idx_x());
     while run << p.run_log2 < leaves {
@@ -43,33 +46,25 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const AHEAD: usize, const RE
         // SAFETY: rows below `end` are inside the buffers; all lanes of the warp share them, and
         // each thread alone writes its columns of dx.
         unsafe {
-            let load = |row: u64| RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row);
-            let mut ahead = [load(first); AHEAD];
-            unroll::<AHEAD>(|i| {
-                if i > 0 {
-                    ahead[i] = load(first + i as u64);
-                }
-            });
+            let coming = |row: u64| if row < end { row as u32 } else { u32::MAX };
+            unroll::<STAGES>(|i| ring.fill(p, columns, coming(first + i as u64)));
             let mut row = first;
             while row < end {
-                let current = ahead[0];
-                let next = load(row + AHEAD as u64);
-                unroll::<AHEAD>(|i| ahead[i] = if i + 1 < AHEAD { ahead[i + 1] } else { next });
-                let step = |scale| {
-                    let dot = warp_row_sum(current.dots(&w, scale));
-                    current.store_dx::<RESIDUAL>(p, columns, row as u32, &w, dot, scale);
-                    dot
-                };
+                ring.wait();
+                let current = ring.read(columns);
                 match current.scale() {
                     None => {
                         current.accumulate(&mut node, None);
-                        step(None);
+                        let dot = warp_row_sum(current.forget().dots(w, None));
+                        ring.read_all(columns).store_dx::<RESIDUAL>(p, columns, row as u32, w, dot, None);
                     }
-                    Some(scale) => {
-                        current.accumulate(&mut node, Some(scale));
-                        step(Some(scale));
+                    scale => {
+                        current.accumulate(&mut node, scale);
+                        let dot = warp_row_sum(current.forget().dots(w, scale));
+                        ring.read_all(columns).store_dx::<RESIDUAL>(p, columns, row as u32, w, dot, scale);
                     }
                 }
+                ring.fill(p, columns, coming(row + STAGES as u64));
                 row += 1;
             }
 
@@ -96,4 +91,10 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const AHEAD: usize, const RE
         }
         run += u64::from(thread::grid_dim_x());
     }
+}
+
+/// Bytes of shared memory that [`warp`] needs.
+#[must_use]
+pub const fn shared_bytes(vectors: u32, stages: u32, residual: bool, threads: u32) -> u32 {
+    shelf_bytes(vectors, threads) + ring_bytes(vectors, stages, residual, threads)
 }

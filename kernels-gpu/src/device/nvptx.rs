@@ -294,6 +294,73 @@ pub mod math {
     }
 }
 
+/// Advice to the compiler.
+pub mod hint {
+    use core::arch::asm;
+
+    /// `word`, as if freshly loaded: what was derived from it before is not kept in registers
+    /// for later uses.
+    #[inline(always)]
+    pub fn forget(word: u32) -> u32 {
+        let mut word = word;
+        // SAFETY: no instruction.
+        unsafe { asm!("/* {} */", inout(reg32) word, options(nomem, nostack, preserves_flags)) };
+        word
+    }
+}
+
+/// Asynchronous copies of single words from global to shared memory (sm_80 and newer).
+pub mod async_copy {
+    use super::super::Words4;
+    use core::arch::asm;
+
+    /// Starts a copy of 16 bytes, past L1, in the thread's current group.
+    ///
+    /// # Safety
+    /// - `destination` and `source` are 16-byte aligned and valid for 16 bytes; nobody writes
+    ///   the source during the launch.
+    /// - Nobody accesses the destination until the thread has waited for the group; other
+    ///   threads, until a barrier after that.
+    #[inline(always)]
+    pub unsafe fn copy_words4(destination: u32, source: *const Words4) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("cp.async.cg.shared.global [{}], [{}], 16;", in(reg32) destination,
+                in(reg64) source, options(nostack, preserves_flags));
+        }
+    }
+
+    /// Starts a copy of 4 bytes in the thread's current group.
+    ///
+    /// # Safety
+    /// - As [`copy_words4`], for 4 bytes.
+    #[inline(always)]
+    pub unsafe fn copy_f32(destination: u32, source: *const f32) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("cp.async.ca.shared.global [{}], [{}], 4;", in(reg32) destination,
+                in(reg64) source, options(nostack, preserves_flags));
+        }
+    }
+
+    /// Closes the thread's current group.
+    #[inline(always)]
+    pub fn commit_group() {
+        // SAFETY: bookkeeping of the thread's own copies.
+        unsafe { asm!("cp.async.commit_group;", options(nostack, preserves_flags)) }
+    }
+
+    /// Waits until at most `PENDING` of the thread's groups are under way: the others' bytes
+    /// are visible to the thread.
+    #[inline(always)]
+    pub fn wait_group<const PENDING: u32>() {
+        // SAFETY: waits for the thread's own copies.
+        unsafe {
+            asm!("cp.async.wait_group {};", const PENDING, options(nostack, preserves_flags));
+        }
+    }
+}
+
 /// mbarriers in shared memory: completion of bulk asynchronous copies (sm_90 and newer).
 pub mod mbarrier {
     use core::arch::asm;
@@ -435,19 +502,28 @@ pub mod bulk {
 
 /// Dependent launch: a kernel that starts while its predecessor drains (sm_90 and newer).
 pub mod dependent {
+    #[cfg(not(cake_sm = "80"))]
     use core::arch::asm;
 
     /// Waits until the preceding kernel of the stream has completed and its writes are visible.
+    /// Nothing before sm_90, where kernels of a stream never overlap.
     #[inline(always)]
     pub fn wait() {
+        #[cfg(not(cake_sm = "80"))]
         // SAFETY: a wait.
-        unsafe { asm!("griddepcontrol.wait;", options(nostack, preserves_flags)) }
+        unsafe {
+            asm!("griddepcontrol.wait;", options(nostack, preserves_flags));
+        }
     }
 
     /// Lets the following kernel of the stream start once every block has called this or ended.
+    /// Nothing before sm_90.
     #[inline(always)]
     pub fn launch_dependents() {
+        #[cfg(not(cake_sm = "80"))]
         // SAFETY: a hint to the scheduler.
-        unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack, preserves_flags)) }
+        unsafe {
+            asm!("griddepcontrol.launch_dependents;", options(nostack, preserves_flags));
+        }
     }
 }
