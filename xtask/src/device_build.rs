@@ -218,7 +218,7 @@ mod tests {
         for part in [
             "-Zbuild-std=core --target nvptx64-nvidia-cuda --target-dir /build/sm_90 --",
             "--crate-type rlib",
-            "--cfg cake_module=\"forward_f32\" --cfg cake_sm=\"90\"",
+            "--cfg=cake_module --cfg=cake_module=\"forward_f32\" --cfg=cake_sm=\"90\"",
             "--emit=asm=/build/sm_90/raw/forward_f32.s",
         ] {
             assert!(arguments.contains(part), "{part} in {arguments}");

@@ -177,7 +177,7 @@ fn the_call_keeps_the_bits_and_uses_the_code_generators_own_compiler() {
     let arguments = arguments.join(" ");
     for part in [
         "--crate-type cdylib -Zbuild-std=core,alloc --target nvptx64-nvidia-cuda",
-        "--cfg cake_module=\"forward_f32\"",
+        "--cfg=cake_module=\"forward_f32\"",
     ] {
         assert!(arguments.contains(part), "{part} in {arguments}");
     }
