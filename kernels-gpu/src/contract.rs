@@ -1,11 +1,69 @@
 //! Launch contracts: what a kernel entry needs and what its PTX must look like.
 
+/// The stored type of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightType {
+    /// FP32.
+    F32,
+    /// BF16.
+    Bf16,
+}
+
+/// A generic kernel with its constants: what a plan chooses. `vectors` are a thread's 16-byte
+/// vectors a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Program {
+    /// [`crate::forward::warp`].
+    ForwardWarp {
+        /// Tiles of a warp.
+        vectors: u32,
+    },
+    /// [`crate::forward::block`].
+    ForwardBlock {
+        /// Tiles of a warp.
+        vectors: u32,
+    },
+    /// [`crate::forward::wide`].
+    ForwardWide,
+    /// [`crate::backward::warp::warp`].
+    BackwardWarp {
+        /// Tiles of a warp.
+        vectors: u32,
+        /// Rows under way.
+        stages: u32,
+    },
+    /// [`crate::backward::block::block`].
+    BackwardBlock {
+        /// Tiles of a warp.
+        vectors: u32,
+        /// Rows under way.
+        stages: u32,
+    },
+    /// [`crate::backward::wide::wide`].
+    BackwardWide,
+    /// [`crate::backward::split::split`].
+    BackwardSplit {
+        /// Tiles of a warp.
+        vectors: u32,
+    },
+    /// [`crate::backward::split::split_wide`].
+    BackwardSplitWide,
+    /// [`crate::backward::reduce::reduce`].
+    Reduce,
+}
+
 /// A kernel entry and its contract. One stands beside every entry; the planner, the PTX build
 /// (`.maxntid`, `.minnctapersm`), the PTX lint and the simulator read it.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     /// The entry's symbol.
     pub name: &'static str,
+    /// The generic kernel.
+    pub program: Program,
+    /// The weight's type; the reduce has none and serves both.
+    pub weight: Option<WeightType>,
+    /// Whether it is the residual form.
+    pub residual: bool,
     /// The PTX module that holds it: one a kernel family and weight type.
     pub module: &'static str,
     /// Most threads a block may have (`.maxntid`).

@@ -2,127 +2,228 @@
 
 #![cfg_attr(target_arch = "nvptx64", allow(unused_imports))] // one module is compiled at a time
 
-use crate::backward::{block::block, reduce::reduce, split::split, split::split_wide, warp::warp};
+use crate::backward::{
+    block::block, reduce::reduce, split::split, split::split_wide, warp::warp, wide::wide,
+};
+use crate::contract::{Kernel, Program, PtxCounts, WeightType};
 use crate::forward;
 use crate::params::{BackwardParams, ForwardParams, ReduceParams};
 use crate::rows::{Bf16Weight, F32Weight};
 
-/// Defines entries and, on a host, their table.
-///
-/// `module { name: params, body, threads max (blocks min), [barriers, shuffles, loads, stores]; … }`
-macro_rules! entries {
-    ($($module:literal { $(
-        $name:ident: $params:ty, $body:expr, threads $threads:literal, blocks $blocks:literal,
-        [$barriers:literal, $shuffles:literal, $loads:literal, $stores:literal];
-    )* })*) => {
-        $($(
-            /// See the body's documentation.
-            ///
-            /// # Safety
-            /// - As the body's.
-            #[cfg(all(target_arch = "nvptx64", cake_module = $module))]
-            #[cfg_attr(target_feature = "compute_50", nvvm_internal::kernel)]
-            #[unsafe(no_mangle)]
-            pub unsafe extern "ptx-kernel" fn $name(params: $params) {
-                // SAFETY: the caller's obligations.
-                unsafe { ($body)(&params) }
-            }
-        )*)*
-
-        /// Every kernel entry.
-        #[cfg(not(target_arch = "nvptx64"))]
-        pub static KERNELS: &[crate::contract::Kernel] = &[$($(
-            crate::contract::Kernel {
-                name: stringify!($name),
-                module: $module,
-                max_threads: $threads,
-                min_blocks: $blocks,
-                min_sm: 80,
-                param_bytes: size_of::<$params>(),
-                ptx: crate::contract::PtxCounts {
-                    barriers: $barriers,
-                    shuffles: $shuffles,
-                    vector_loads: $loads,
-                    vector_stores: $stores,
-                },
-                // SAFETY: the simulator passes the kernel's parameter struct and keeps the
-                // body's contract, or reports that it was not kept.
-                run: |params| unsafe { ($body)(&*params.cast::<$params>()) },
-            },
-        )*)*];
+/// One entry for the device.
+macro_rules! entry {
+    ($module:literal, $name:ident, $params:ty, $body:expr, $weight:ty, $residual:literal) => {
+        /// See the program's documentation.
+        ///
+        /// # Safety
+        /// - As the program's.
+        // Without a choice of module (rust-cuda's CudaBuilder): every entry.
+        #[cfg(all(target_arch = "nvptx64", any(cake_module = $module, not(cake_module))))]
+        #[cfg_attr(target_feature = "compute_50", nvvm_internal::kernel)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(params: $params) {
+            #[allow(dead_code)]
+            type W = $weight;
+            #[allow(dead_code)]
+            const RESIDUAL: bool = $residual;
+            // SAFETY: the caller's obligations.
+            unsafe { ($body)(&params) }
+        }
     };
 }
 
-entries! {
-    "forward_f32" {
-        forward_warp_f32_v1: ForwardParams, forward::warp::<F32Weight, 1, false>, threads 1024, blocks 0, [0, 0, 0, 0];
-        forward_warp_f32_v2: ForwardParams, forward::warp::<F32Weight, 2, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_warp_f32_v4: ForwardParams, forward::warp::<F32Weight, 4, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_block_f32_v1: ForwardParams, forward::block::<F32Weight, 1, false>, threads 1024, blocks 0, [0, 0, 0, 0];
-        forward_block_f32_v2: ForwardParams, forward::block::<F32Weight, 2, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_block_f32_v4: ForwardParams, forward::block::<F32Weight, 4, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_wide_f32: ForwardParams, forward::wide::<F32Weight, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_warp_f32_v1_residual: ForwardParams, forward::warp::<F32Weight, 1, true>, threads 1024, blocks 0, [0, 0, 0, 0];
-        forward_warp_f32_v2_residual: ForwardParams, forward::warp::<F32Weight, 2, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_warp_f32_v4_residual: ForwardParams, forward::warp::<F32Weight, 4, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_block_f32_v1_residual: ForwardParams, forward::block::<F32Weight, 1, true>, threads 1024, blocks 0, [0, 0, 0, 0];
-        forward_block_f32_v2_residual: ForwardParams, forward::block::<F32Weight, 2, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_block_f32_v4_residual: ForwardParams, forward::block::<F32Weight, 4, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_wide_f32_residual: ForwardParams, forward::wide::<F32Weight, true>, threads 512, blocks 0, [0, 0, 0, 0];
+/// The same entry's row in the host's table.
+#[cfg(not(target_arch = "nvptx64"))]
+macro_rules! contract {
+    ($module:literal, $name:ident, $params:ty, $body:expr, $weight:ty, $residual:literal,
+     $program:expr, $weight_type:expr, $threads:literal, $blocks:literal,
+     [$barriers:literal, $shuffles:literal, $loads:literal, $stores:literal]) => {
+        Kernel {
+            name: stringify!($name),
+            program: $program,
+            weight: $weight_type,
+            residual: $residual,
+            module: $module,
+            max_threads: $threads,
+            min_blocks: $blocks,
+            min_sm: 80,
+            param_bytes: size_of::<$params>(),
+            ptx: PtxCounts {
+                barriers: $barriers,
+                shuffles: $shuffles,
+                vector_loads: $loads,
+                vector_stores: $stores,
+            },
+            run: |params| {
+                #[allow(dead_code)]
+                type W = $weight;
+                #[allow(dead_code)]
+                const RESIDUAL: bool = $residual;
+                // SAFETY: the simulator passes the kernel's parameter struct and keeps the
+                // body's contract, or reports that it was not kept.
+                unsafe { ($body)(&*params.cast::<$params>()) }
+            },
+        }
+    };
+}
+
+/// Defines the entries of an operation, and on a host their table `$table`. Each program has four:
+/// FP32 weight plain and residual, BF16 weight plain and residual; behind each name the counts of
+/// barriers, shuffles, 16-byte global loads and 16-byte global stores in its PTX.
+macro_rules! entries {
+    ($table:ident, $f32_module:literal, $bf16_module:literal, $(
+        $program:expr => $params:ty, $body:expr, threads $threads:literal, blocks $blocks:literal, {
+            $f32:ident $f32_counts:tt;
+            $f32_residual:ident $f32_residual_counts:tt;
+            $bf16:ident $bf16_counts:tt;
+            $bf16_residual:ident $bf16_residual_counts:tt;
+        }
+    )*) => {
+        $(
+            entry!($f32_module, $f32, $params, $body, F32Weight, false);
+            entry!($f32_module, $f32_residual, $params, $body, F32Weight, true);
+            entry!($bf16_module, $bf16, $params, $body, Bf16Weight, false);
+            entry!($bf16_module, $bf16_residual, $params, $body, Bf16Weight, true);
+        )*
+
+        #[cfg(not(target_arch = "nvptx64"))]
+        const $table: &[Kernel] = &[$(
+            contract!($f32_module, $f32, $params, $body, F32Weight, false, $program,
+                Some(WeightType::F32), $threads, $blocks, $f32_counts),
+            contract!($f32_module, $f32_residual, $params, $body, F32Weight, true, $program,
+                Some(WeightType::F32), $threads, $blocks, $f32_residual_counts),
+            contract!($bf16_module, $bf16, $params, $body, Bf16Weight, false, $program,
+                Some(WeightType::Bf16), $threads, $blocks, $bf16_counts),
+            contract!($bf16_module, $bf16_residual, $params, $body, Bf16Weight, true, $program,
+                Some(WeightType::Bf16), $threads, $blocks, $bf16_residual_counts),
+        )*];
+    };
+}
+
+entries! { FORWARD, "forward_f32", "forward_bf16",
+    Program::ForwardWarp { vectors: 1 } => ForwardParams, forward::warp::<W, 1, RESIDUAL>, threads 1024, blocks 0, {
+        forward_warp_f32_v1 [0, 0, 0, 0];
+        forward_warp_f32_v1_residual [0, 0, 0, 0];
+        forward_warp_bf16_v1 [0, 0, 0, 0];
+        forward_warp_bf16_v1_residual [0, 0, 0, 0];
     }
-    "forward_bf16" {
-        forward_warp_bf16_v1: ForwardParams, forward::warp::<Bf16Weight, 1, false>, threads 1024, blocks 0, [0, 0, 0, 0];
-        forward_warp_bf16_v2: ForwardParams, forward::warp::<Bf16Weight, 2, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_warp_bf16_v4: ForwardParams, forward::warp::<Bf16Weight, 4, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_block_bf16_v1: ForwardParams, forward::block::<Bf16Weight, 1, false>, threads 1024, blocks 0, [0, 0, 0, 0];
-        forward_block_bf16_v2: ForwardParams, forward::block::<Bf16Weight, 2, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_block_bf16_v4: ForwardParams, forward::block::<Bf16Weight, 4, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_wide_bf16: ForwardParams, forward::wide::<Bf16Weight, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_warp_bf16_v1_residual: ForwardParams, forward::warp::<Bf16Weight, 1, true>, threads 1024, blocks 0, [0, 0, 0, 0];
-        forward_warp_bf16_v2_residual: ForwardParams, forward::warp::<Bf16Weight, 2, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_warp_bf16_v4_residual: ForwardParams, forward::warp::<Bf16Weight, 4, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_block_bf16_v1_residual: ForwardParams, forward::block::<Bf16Weight, 1, true>, threads 1024, blocks 0, [0, 0, 0, 0];
-        forward_block_bf16_v2_residual: ForwardParams, forward::block::<Bf16Weight, 2, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_block_bf16_v4_residual: ForwardParams, forward::block::<Bf16Weight, 4, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        forward_wide_bf16_residual: ForwardParams, forward::wide::<Bf16Weight, true>, threads 512, blocks 0, [0, 0, 0, 0];
+    Program::ForwardWarp { vectors: 2 } => ForwardParams, forward::warp::<W, 2, RESIDUAL>, threads 512, blocks 0, {
+        forward_warp_f32_v2 [0, 0, 0, 0];
+        forward_warp_f32_v2_residual [0, 0, 0, 0];
+        forward_warp_bf16_v2 [0, 0, 0, 0];
+        forward_warp_bf16_v2_residual [0, 0, 0, 0];
     }
-    "backward_f32" {
-        backward_warp_f32_v1: BackwardParams, warp::<F32Weight, 1, 4, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_warp_f32_v2: BackwardParams, warp::<F32Weight, 2, 2, false>, threads 256, blocks 0, [0, 0, 0, 0];
-        backward_block_f32_v1: BackwardParams, block::<F32Weight, 1, 4, false>, threads 768, blocks 0, [0, 0, 0, 0];
-        backward_block_f32_v2: BackwardParams, block::<F32Weight, 2, 2, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_block_f32_v4: BackwardParams, block::<F32Weight, 4, 2, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_f32_v1: BackwardParams, split::<F32Weight, 1, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_f32_v2: BackwardParams, split::<F32Weight, 2, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_f32_wide: BackwardParams, split_wide::<F32Weight, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_warp_f32_v1_residual: BackwardParams, warp::<F32Weight, 1, 4, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_warp_f32_v2_residual: BackwardParams, warp::<F32Weight, 2, 2, true>, threads 256, blocks 0, [0, 0, 0, 0];
-        backward_block_f32_v1_residual: BackwardParams, block::<F32Weight, 1, 4, true>, threads 768, blocks 0, [0, 0, 0, 0];
-        backward_block_f32_v2_residual: BackwardParams, block::<F32Weight, 2, 2, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_block_f32_v4_residual: BackwardParams, block::<F32Weight, 4, 1, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_f32_v1_residual: BackwardParams, split::<F32Weight, 1, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_f32_v2_residual: BackwardParams, split::<F32Weight, 2, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_f32_wide_residual: BackwardParams, split_wide::<F32Weight, true>, threads 512, blocks 0, [0, 0, 0, 0];
+    Program::ForwardWarp { vectors: 4 } => ForwardParams, forward::warp::<W, 4, RESIDUAL>, threads 512, blocks 0, {
+        forward_warp_f32_v4 [0, 0, 0, 0];
+        forward_warp_f32_v4_residual [0, 0, 0, 0];
+        forward_warp_bf16_v4 [0, 0, 0, 0];
+        forward_warp_bf16_v4_residual [0, 0, 0, 0];
     }
-    "backward_bf16" {
-        backward_warp_bf16_v1: BackwardParams, warp::<Bf16Weight, 1, 4, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_warp_bf16_v2: BackwardParams, warp::<Bf16Weight, 2, 2, false>, threads 256, blocks 0, [0, 0, 0, 0];
-        backward_block_bf16_v1: BackwardParams, block::<Bf16Weight, 1, 4, false>, threads 768, blocks 0, [0, 0, 0, 0];
-        backward_block_bf16_v2: BackwardParams, block::<Bf16Weight, 2, 2, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_block_bf16_v4: BackwardParams, block::<Bf16Weight, 4, 2, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_bf16_v1: BackwardParams, split::<Bf16Weight, 1, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_bf16_v2: BackwardParams, split::<Bf16Weight, 2, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_bf16_wide: BackwardParams, split_wide::<Bf16Weight, false>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_warp_bf16_v1_residual: BackwardParams, warp::<Bf16Weight, 1, 4, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_warp_bf16_v2_residual: BackwardParams, warp::<Bf16Weight, 2, 2, true>, threads 256, blocks 0, [0, 0, 0, 0];
-        backward_block_bf16_v1_residual: BackwardParams, block::<Bf16Weight, 1, 4, true>, threads 768, blocks 0, [0, 0, 0, 0];
-        backward_block_bf16_v2_residual: BackwardParams, block::<Bf16Weight, 2, 2, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_block_bf16_v4_residual: BackwardParams, block::<Bf16Weight, 4, 1, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_bf16_v1_residual: BackwardParams, split::<Bf16Weight, 1, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_bf16_v2_residual: BackwardParams, split::<Bf16Weight, 2, true>, threads 512, blocks 0, [0, 0, 0, 0];
-        backward_split_bf16_wide_residual: BackwardParams, split_wide::<Bf16Weight, true>, threads 512, blocks 0, [0, 0, 0, 0];
+    Program::ForwardBlock { vectors: 1 } => ForwardParams, forward::block::<W, 1, RESIDUAL>, threads 1024, blocks 0, {
+        forward_block_f32_v1 [0, 0, 0, 0];
+        forward_block_f32_v1_residual [0, 0, 0, 0];
+        forward_block_bf16_v1 [0, 0, 0, 0];
+        forward_block_bf16_v1_residual [0, 0, 0, 0];
     }
-    "reduce" {
-        backward_reduce: ReduceParams, reduce, threads 256, blocks 0, [0, 0, 0, 0];
+    Program::ForwardBlock { vectors: 2 } => ForwardParams, forward::block::<W, 2, RESIDUAL>, threads 512, blocks 0, {
+        forward_block_f32_v2 [0, 0, 0, 0];
+        forward_block_f32_v2_residual [0, 0, 0, 0];
+        forward_block_bf16_v2 [0, 0, 0, 0];
+        forward_block_bf16_v2_residual [0, 0, 0, 0];
+    }
+    Program::ForwardBlock { vectors: 4 } => ForwardParams, forward::block::<W, 4, RESIDUAL>, threads 512, blocks 0, {
+        forward_block_f32_v4 [0, 0, 0, 0];
+        forward_block_f32_v4_residual [0, 0, 0, 0];
+        forward_block_bf16_v4 [0, 0, 0, 0];
+        forward_block_bf16_v4_residual [0, 0, 0, 0];
+    }
+    Program::ForwardWide => ForwardParams, forward::wide::<W, RESIDUAL>, threads 512, blocks 0, {
+        forward_wide_f32 [0, 0, 0, 0];
+        forward_wide_f32_residual [0, 0, 0, 0];
+        forward_wide_bf16 [0, 0, 0, 0];
+        forward_wide_bf16_residual [0, 0, 0, 0];
     }
 }
+
+entries! { BACKWARD, "backward_f32", "backward_bf16",
+    Program::BackwardWarp { vectors: 1, stages: 4 } => BackwardParams, warp::<W, 1, 4, RESIDUAL>, threads 512, blocks 0, {
+        backward_warp_f32_v1 [0, 0, 0, 0];
+        backward_warp_f32_v1_residual [0, 0, 0, 0];
+        backward_warp_bf16_v1 [0, 0, 0, 0];
+        backward_warp_bf16_v1_residual [0, 0, 0, 0];
+    }
+    Program::BackwardWarp { vectors: 2, stages: 2 } => BackwardParams, warp::<W, 2, 2, RESIDUAL>, threads 256, blocks 0, {
+        backward_warp_f32_v2 [0, 0, 0, 0];
+        backward_warp_f32_v2_residual [0, 0, 0, 0];
+        backward_warp_bf16_v2 [0, 0, 0, 0];
+        backward_warp_bf16_v2_residual [0, 0, 0, 0];
+    }
+    Program::BackwardBlock { vectors: 1, stages: 4 } => BackwardParams, block::<W, 1, 4, RESIDUAL>, threads 768, blocks 0, {
+        backward_block_f32_v1 [0, 0, 0, 0];
+        backward_block_f32_v1_residual [0, 0, 0, 0];
+        backward_block_bf16_v1 [0, 0, 0, 0];
+        backward_block_bf16_v1_residual [0, 0, 0, 0];
+    }
+    Program::BackwardBlock { vectors: 2, stages: 2 } => BackwardParams, block::<W, 2, 2, RESIDUAL>, threads 512, blocks 0, {
+        backward_block_f32_v2 [0, 0, 0, 0];
+        backward_block_f32_v2_residual [0, 0, 0, 0];
+        backward_block_bf16_v2 [0, 0, 0, 0];
+        backward_block_bf16_v2_residual [0, 0, 0, 0];
+    }
+    Program::BackwardWide => BackwardParams, wide::<W, RESIDUAL>, threads 1024, blocks 0, {
+        backward_wide_f32 [0, 0, 0, 0];
+        backward_wide_f32_residual [0, 0, 0, 0];
+        backward_wide_bf16 [0, 0, 0, 0];
+        backward_wide_bf16_residual [0, 0, 0, 0];
+    }
+    Program::BackwardSplit { vectors: 1 } => BackwardParams, split::<W, 1, RESIDUAL>, threads 512, blocks 0, {
+        backward_split_f32_v1 [0, 0, 0, 0];
+        backward_split_f32_v1_residual [0, 0, 0, 0];
+        backward_split_bf16_v1 [0, 0, 0, 0];
+        backward_split_bf16_v1_residual [0, 0, 0, 0];
+    }
+    Program::BackwardSplit { vectors: 2 } => BackwardParams, split::<W, 2, RESIDUAL>, threads 512, blocks 0, {
+        backward_split_f32_v2 [0, 0, 0, 0];
+        backward_split_f32_v2_residual [0, 0, 0, 0];
+        backward_split_bf16_v2 [0, 0, 0, 0];
+        backward_split_bf16_v2_residual [0, 0, 0, 0];
+    }
+    Program::BackwardSplitWide => BackwardParams, split_wide::<W, RESIDUAL>, threads 512, blocks 0, {
+        backward_split_wide_f32 [0, 0, 0, 0];
+        backward_split_wide_f32_residual [0, 0, 0, 0];
+        backward_split_wide_bf16 [0, 0, 0, 0];
+        backward_split_wide_bf16_residual [0, 0, 0, 0];
+    }
+}
+
+entry!("reduce", backward_reduce, ReduceParams, reduce, F32Weight, false);
+
+#[cfg(not(target_arch = "nvptx64"))]
+const REDUCE: &[Kernel] = &[contract!(
+    "reduce", backward_reduce, ReduceParams, reduce, F32Weight, false,
+    Program::Reduce, None, 256, 0, [0, 0, 0, 0]
+)];
+
+#[cfg(not(target_arch = "nvptx64"))]
+const COUNT: usize = FORWARD.len() + BACKWARD.len() + REDUCE.len();
+
+#[cfg(not(target_arch = "nvptx64"))]
+static ALL: [Kernel; COUNT] = {
+    let tables = [FORWARD, BACKWARD, REDUCE];
+    let mut all = [REDUCE[0]; COUNT];
+    let (mut table, mut count) = (0, 0);
+    while table < tables.len() {
+        let mut entry = 0;
+        while entry < tables[table].len() {
+            all[count] = tables[table][entry];
+            count += 1;
+            entry += 1;
+        }
+        table += 1;
+    }
+    all
+};
+
+/// Every kernel entry.
+#[cfg(not(target_arch = "nvptx64"))]
+pub static KERNELS: &[Kernel] = &ALL;

@@ -9,6 +9,7 @@
 //! The derivative of y = x·rstd·w: dx = rstd·(a − x̂·mean(a·x̂)), with x̂ = x·rstd.
 //!
 //! - [`block`]: a block a row, for H ≥ 512 or so. Reads x and dy once, stores nodes of dw.
+//! - [`wide`]: the same for rows whose sums do not fit in registers.
 //! - [`warp`]: a warp a row, for narrow rows. Reads x and dy once, stores nodes of dw.
 //! - [`split`]: one launch for few rows, and for any row: blocks for dx beside blocks for dw.
 //! - [`reduce`]: dw from the nodes.
@@ -19,3 +20,4 @@ pub mod ring;
 pub mod row;
 pub mod split;
 pub mod warp;
+pub mod wide;

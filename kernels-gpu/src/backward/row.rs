@@ -65,7 +65,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
 
     /// rstd of the scaled row.
     #[inline(always)]
-    fn rstd(&self, scale: Option<RowScale>) -> f32 {
+    pub fn scaled_rstd(&self, scale: Option<RowScale>) -> f32 {
         match scale {
             None => self.rstd,
             Some(scale) => self.rstd * scale.inverse,
@@ -81,6 +81,12 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         }
     }
 
+    /// Vector `v` of dy, and of the scaled x.
+    #[inline(always)]
+    pub fn vector(&self, v: usize, scale: Option<RowScale>) -> (Lane, Lane) {
+        (widen(self.dy[v]), self.x(v, scale))
+    }
+
     /// The thread's lane values of the dot product.
     #[inline(always)]
     pub fn dots(&self, w: impl Fn(usize) -> Lane, scale: Option<RowScale>) -> [f32; VECTORS] {
@@ -94,7 +100,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
     /// Adds the row's terms to the weight gradient of the thread's columns.
     #[inline(always)]
     pub fn accumulate(&self, node: &mut Node<VECTORS>, scale: Option<RowScale>) {
-        let rstd = self.rstd(scale);
+        let rstd = self.scaled_rstd(scale);
         unroll::<VECTORS>(|v| {
             accumulate(&mut node[v], &widen(self.dy[v]), &self.x(v, scale), rstd);
         });
@@ -128,7 +134,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         dot: f32,
         scale: Option<RowScale>,
     ) {
-        let rstd = self.rstd(scale);
+        let rstd = self.scaled_rstd(scale);
         let k = projection(dot, p.hidden as f32, rstd);
         let out = row_start_mut(p.dx, row, p.dx_stride);
         unroll::<VECTORS>(|v| {
