@@ -1,1 +1,21 @@
-//! RMSNorm training kernels.
+//! RMSNorm training kernels in Rust: forward and backward, with the same bits on every GPU and on
+//! the CPU.
+//!
+//! - [`RmsNorm`] is the operator; [`ForwardArgs`] and [`BackwardArgs`] say what it works on.
+//! - [`plan`] decides which kernels run; it touches no device.
+//! - [`backend`] runs them: `cpu` (the golden implementation), `cuda` (feature `cuda`).
+//! - [`golden`] is the bit-exact CPU implementation, [`reference`] the FP64 formulas.
+
+pub mod backend;
+pub mod error;
+pub mod golden;
+pub mod op;
+pub mod plan;
+pub mod reference;
+mod validate;
+pub mod view;
+
+pub use cake_rmsnorm_kernels as kernels;
+pub use error::{Argument, Error, Result};
+pub use op::{BackwardArgs, ForwardArgs, MAX_HIDDEN, MAX_ROWS, RmsNorm};
+pub use view::{Dtype, RowsView, VectorView, Workspace};

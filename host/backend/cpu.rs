@@ -1,0 +1,34 @@
+//! The CPU backend: the golden implementation behind the operators' interface.
+
+use super::Backend;
+use crate::error::Result;
+use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
+use crate::plan::DeviceProperties;
+use crate::{golden, validate};
+
+/// Runs operators on the CPU, with all of rayon's threads; calls return when the work is done.
+/// Addresses are host addresses. Needs no workspace.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cpu;
+
+impl Backend for Cpu {
+    /// Plans are not used here; one multiprocessor of an H200 stands in.
+    fn properties(&self) -> &DeviceProperties {
+        const PROPERTIES: DeviceProperties = DeviceProperties::H200.with_sm_count(1);
+        &PROPERTIES
+    }
+
+    unsafe fn forward(&self, op: &RmsNorm, args: &ForwardArgs) -> Result<()> {
+        validate::forward(op, args)?;
+        // SAFETY: the arguments were checked; the caller vouches for the memory.
+        unsafe { golden::forward(op, args) };
+        Ok(())
+    }
+
+    unsafe fn backward(&self, op: &RmsNorm, args: &BackwardArgs) -> Result<()> {
+        validate::backward(op, args)?;
+        // SAFETY: the arguments were checked; the caller vouches for the memory.
+        unsafe { golden::backward(op, args) };
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! From arguments to kernel launches: what every backend that runs kernels shares.
+
+use super::Backend;
+use crate::error::Result;
+use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
+use crate::plan::{DeviceProperties, Launch};
+use crate::validate;
+use crate::view::RowsView;
+use cake_rmsnorm_kernels::params::{BackwardParams, ForwardParams, ReduceParams};
+
+/// Launches kernels on a device.
+pub trait Launcher {
+    /// The device that plans are made for.
+    fn properties(&self) -> &DeviceProperties;
+
+    /// Enqueues a kernel whose parameter struct is at `params`.
+    ///
+    /// # Errors
+    /// - What the device reports.
+    ///
+    /// # Safety
+    /// - `params` points to the kernel's parameter struct, of [`Kernel::param_bytes`] bytes.
+    /// - The launch keeps the kernel's contract, with buffers that stay valid until it completed.
+    ///
+    /// [`Kernel::param_bytes`]: cake_rmsnorm_kernels::contract::Kernel::param_bytes
+    unsafe fn launch(&self, launch: &Launch, params: *const u8) -> Result<()>;
+
+    /// Enqueues zeroing of `len` FP32 values.
+    ///
+    /// # Errors
+    /// - What the device reports.
+    ///
+    /// # Safety
+    /// - `address` is valid for `len` writes until the work has completed.
+    unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()>;
+}
+
+impl<L: Launcher> Backend for L {
+    fn properties(&self) -> &DeviceProperties {
+        Launcher::properties(self)
+    }
+
+    unsafe fn forward(&self, op: &RmsNorm, args: &ForwardArgs) -> Result<()> {
+        let rows = validate::forward(op, args)?;
+        let residual = args.residual.is_some();
+        let plan = op.forward_plan(u64::from(rows), residual, Launcher::properties(self))?;
+        let Some(launch) = plan.launch else { return Ok(()) };
+        let params = ForwardParams {
+            x: pointer(args.x.address),
+            residual: pointer(args.residual.map_or(0, |view| view.address)),
+            w: pointer(args.w.address),
+            h: pointer_mut(args.h.map_or(0, |view| view.address)),
+            y: pointer_mut(args.y.address),
+            rstd: pointer_mut(args.rstd.address),
+            x_stride: args.x.stride,
+            residual_stride: stride(args.residual),
+            h_stride: stride(args.h),
+            y_stride: args.y.stride,
+            rows,
+            hidden: op.hidden() as u32,
+            eps: op.eps(),
+        };
+        // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for them;
+        // the caller vouches for the memory.
+        unsafe { self.launch(&launch, (&raw const params).cast()) }
+    }
+
+    unsafe fn backward(&self, op: &RmsNorm, args: &BackwardArgs) -> Result<()> {
+        let rows = validate::backward(op, args)?;
+        let residual = args.dh.is_some();
+        let plan = op.backward_plan(u64::from(rows), residual, Launcher::properties(self))?;
+        validate::workspace(args.workspace, plan.workspace_bytes)?;
+        let Some(main) = plan.main else {
+            // SAFETY: dw was checked to have H elements.
+            return unsafe { self.zero_f32(args.dw.address, op.hidden()) };
+        };
+        let params = BackwardParams {
+            dy: pointer(args.dy.address),
+            x: pointer(args.x.address),
+            dh: pointer(args.dh.map_or(0, |view| view.address)),
+            w: pointer(args.w.address),
+            rstd: pointer(args.rstd.address),
+            dx: pointer_mut(args.dx.address),
+            nodes: pointer_mut(args.workspace.address),
+            dw: pointer_mut(args.dw.address),
+            dy_stride: args.dy.stride,
+            x_stride: args.x.stride,
+            dh_stride: stride(args.dh),
+            dx_stride: args.dx.stride,
+            rows,
+            hidden: op.hidden() as u32,
+            leaf_log2: plan.leaf.leaf_log2,
+            run_log2: plan.leaf.run_log2,
+        };
+        // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for them;
+        // the caller vouches for the memory.
+        unsafe { self.launch(&main, (&raw const params).cast())? };
+        let Some(reduce) = plan.reduce else { return Ok(()) };
+        let params = ReduceParams {
+            nodes: pointer(args.workspace.address),
+            dw: pointer_mut(args.dw.address),
+            hidden: op.hidden() as u32,
+            full_nodes: plan.leaf.full_nodes(),
+            edge_nodes: plan.leaf.edge_nodes(),
+            chunk_log2: plan.chunk_log2,
+        };
+        // SAFETY: as above; the nodes are what the first launch stores.
+        unsafe { self.launch(&reduce, (&raw const params).cast()) }
+    }
+}
+
+fn pointer<T>(address: u64) -> *const T {
+    address as usize as *const T
+}
+
+fn pointer_mut<T>(address: u64) -> *mut T {
+    address as usize as *mut T
+}
+
+fn stride(view: Option<RowsView>) -> i64 {
+    view.map_or(0, |view| view.stride)
+}

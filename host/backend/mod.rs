@@ -1,0 +1,40 @@
+//! Backends run what an operator asks for.
+
+pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod launcher;
+
+pub use launcher::Launcher;
+
+use crate::error::Result;
+use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
+use crate::plan::DeviceProperties;
+
+/// Something that runs the operators: a GPU, the simulator, or the CPU.
+pub trait Backend {
+    /// The device that plans are made for.
+    fn properties(&self) -> &DeviceProperties;
+
+    /// Enqueues a forward.
+    ///
+    /// # Errors
+    /// - Bad arguments, before anything runs: see [`crate::Error`].
+    /// - What the device reports.
+    ///
+    /// # Safety
+    /// - Every address is valid on this backend's device for the elements of its view, until the
+    ///   work has completed.
+    /// - Nobody writes the inputs or accesses the outputs meanwhile.
+    unsafe fn forward(&self, op: &RmsNorm, args: &ForwardArgs) -> Result<()>;
+
+    /// Enqueues a backward.
+    ///
+    /// # Errors
+    /// - Bad arguments, before anything runs: see [`crate::Error`].
+    /// - What the device reports.
+    ///
+    /// # Safety
+    /// - As [`Backend::forward`]; the workspace counts as an output.
+    unsafe fn backward(&self, op: &RmsNorm, args: &BackwardArgs) -> Result<()>;
+}

@@ -1,0 +1,217 @@
+//! The backward's plan.
+
+use super::{DeviceProperties, Launch, check_rows, entry, routes};
+use crate::error::{Error, Result};
+use cake_rmsnorm_kernels::arith::TILE;
+use cake_rmsnorm_kernels::backward::{block, reduce, split, warp, wide};
+use cake_rmsnorm_kernels::contract::{Program, WeightType};
+use cake_rmsnorm_kernels::leaf;
+use cake_rmsnorm_kernels::row_sum::SCRATCH_BYTES;
+
+/// How dw is summed: leaves of rows, runs of leaves. The leaves are part of the numerics contract
+/// and depend on T and H alone; runs are a choice that changes no bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeafTable {
+    /// log₂ of the rows of a leaf.
+    pub leaf_log2: u32,
+    /// Leaves.
+    pub leaves: u32,
+    /// log₂ of the leaves that one worker folds before it stores a node.
+    pub run_log2: u32,
+}
+
+impl LeafTable {
+    fn new(rows: u64, hidden: u32, run_log2: u32) -> Self {
+        Self {
+            leaf_log2: leaf::leaf_rows(rows, hidden).trailing_zeros(),
+            leaves: leaf::leaf_count(rows, hidden) as u32,
+            run_log2,
+        }
+    }
+
+    /// Rows of a leaf.
+    #[must_use]
+    pub fn leaf_rows(&self) -> u64 {
+        1 << self.leaf_log2
+    }
+
+    /// Runs, the last one perhaps incomplete.
+    #[must_use]
+    pub fn runs(&self) -> u32 {
+        self.leaves.div_ceil(1 << self.run_log2)
+    }
+
+    /// Nodes of complete runs.
+    #[must_use]
+    pub fn full_nodes(&self) -> u32 {
+        self.leaves >> self.run_log2
+    }
+
+    /// Nodes of the incomplete last run.
+    #[must_use]
+    pub fn edge_nodes(&self) -> u32 {
+        (self.leaves & ((1 << self.run_log2) - 1)).count_ones()
+    }
+}
+
+/// What a backward launches.
+#[derive(Clone, Copy, Debug)]
+pub struct BackwardPlan {
+    /// dx, and dw or its nodes; `None` when there are no rows.
+    pub main: Option<Launch>,
+    /// dw from the nodes; `None` where the first launch writes dw.
+    pub reduce: Option<Launch>,
+    /// Leaves and runs.
+    pub leaf: LeafTable,
+    /// log₂ of the nodes that one thread of the reduce folds.
+    pub chunk_log2: u32,
+    /// Bytes of scratch memory: 8·H for each node.
+    pub workspace_bytes: u64,
+}
+
+/// Plans a backward over `rows` rows of `hidden` elements (a multiple of 8 up to 65,536).
+///
+/// # Errors
+/// - [`Error::TooManyRows`]; [`Error::UnsupportedDevice`]; [`Error::SharedMemory`].
+pub fn backward(
+    hidden: u32,
+    weight: WeightType,
+    rows: u64,
+    residual: bool,
+    device: &DeviceProperties,
+) -> Result<BackwardPlan> {
+    check_rows(rows)?;
+    device.check()?;
+    if rows == 0 {
+        let leaf = LeafTable { leaf_log2: 0, leaves: 0, run_log2: 0 };
+        return Ok(BackwardPlan { main: None, reduce: None, leaf, chunk_log2: 0, workspace_bytes: 0 });
+    }
+    let route = routes::BACKWARD.iter().find(|route| hidden <= route.max_hidden);
+    match route {
+        Some(route) if rows > routes::SPLIT_MAX_ROWS => {
+            single_read(hidden, weight, rows, residual, device, route)
+        }
+        _ => split_plan(hidden, weight, rows, residual, device),
+    }
+}
+
+/// One launch: column tasks beside row tasks.
+fn split_plan(
+    hidden: u32,
+    weight: WeightType,
+    rows: u64,
+    residual: bool,
+    device: &DeviceProperties,
+) -> Result<BackwardPlan> {
+    let route = routes::SPLIT.iter().find(|(max_hidden, ..)| hidden <= *max_hidden);
+    let &(_, program, threads) =
+        route.unwrap_or_else(|| unreachable!("the operator's hidden size was checked"));
+    let leaves = LeafTable::new(rows, hidden, 0).leaves;
+    let leaf = LeafTable::new(rows, hidden, chunk_log2(leaves, threads));
+    let shared_bytes = reduce::roots_bytes(threads, leaf.run_log2).max(SCRATCH_BYTES);
+    fits(shared_bytes, device)?;
+    let tasks = split::column_tasks(hidden);
+    // Row tasks beyond what is resident are taken in turns.
+    let row_blocks = rows.min(u64::from(device.sm_count.max(1)) * 8) as u32;
+    let main = Launch {
+        kernel: entry(program, Some(weight), residual),
+        grid: tasks + row_blocks,
+        block: threads,
+        shared_bytes,
+    };
+    Ok(BackwardPlan { main: Some(main), reduce: None, leaf, chunk_log2: 0, workspace_bytes: 0 })
+}
+
+/// A main launch that reads x and dy once, then the reduce.
+fn single_read(
+    hidden: u32,
+    weight: WeightType,
+    rows: u64,
+    residual: bool,
+    device: &DeviceProperties,
+    route: &routes::BackwardRoute,
+) -> Result<BackwardPlan> {
+    let workers = device.sm_count.max(1) * route.blocks_per_sm;
+    let available = (device.shared_bytes_per_sm / route.blocks_per_sm)
+        .saturating_sub(RESERVED_SHARED_BYTES)
+        .min(device.shared_bytes_per_block);
+    let (block, run_log2) = match route.program {
+        Program::BackwardWarp { vectors, .. } => {
+            let warps_log2 = if vectors == 1 { 4 } else { 3 };
+            (32 << warps_log2, warps_log2)
+        }
+        Program::BackwardBlock { vectors, .. } => {
+            let block = 32 * hidden.div_ceil(TILE * vectors);
+            let shared = |run_log2| shared_bytes(route.program, residual, block, run_log2);
+            (block, best_run(rows, hidden, workers, |run_log2| shared(run_log2) <= available))
+        }
+        _ => (32 * hidden.div_ceil(TILE * wide::VECTORS as u32), 0),
+    };
+    let shared_bytes = shared_bytes(route.program, residual, block, run_log2);
+    fits(shared_bytes, device)?;
+    let leaf = LeafTable::new(rows, hidden, run_log2);
+    let main = Launch {
+        kernel: entry(route.program, Some(weight), residual),
+        grid: leaf.runs().min(workers),
+        block,
+        shared_bytes,
+    };
+
+    let chunk_log2 = chunk_log2(leaf.full_nodes(), REDUCE_THREADS);
+    let reduce = Launch {
+        kernel: entry(Program::Reduce, None, false),
+        grid: split::column_tasks(hidden),
+        block: REDUCE_THREADS,
+        shared_bytes: reduce::roots_bytes(REDUCE_THREADS, chunk_log2),
+    };
+    fits(reduce.shared_bytes, device)?;
+    let nodes = u64::from(leaf.full_nodes() + leaf.edge_nodes());
+    Ok(BackwardPlan {
+        main: Some(main),
+        reduce: Some(reduce),
+        leaf,
+        chunk_log2,
+        workspace_bytes: nodes * 8 * u64::from(hidden),
+    })
+}
+
+/// Threads of the reduce.
+const REDUCE_THREADS: u32 = 256;
+/// Shared memory that the driver keeps of each block.
+const RESERVED_SHARED_BYTES: u32 = 1024;
+
+fn shared_bytes(program: Program, residual: bool, block: u32, run_log2: u32) -> u32 {
+    match program {
+        Program::BackwardWarp { vectors, stages } => {
+            warp::shared_bytes(vectors, stages, residual, block)
+        }
+        Program::BackwardBlock { vectors, stages } => {
+            block::shared_bytes(vectors, stages, residual, block, run_log2)
+        }
+        _ => wide::shared_bytes(block),
+    }
+}
+
+fn fits(needed: u32, device: &DeviceProperties) -> Result<()> {
+    let found = device.shared_bytes_per_block;
+    if needed > found { Err(Error::SharedMemory { needed, found }) } else { Ok(()) }
+}
+
+/// Chunks such that the positions of a block of `threads` threads cover `nodes` nodes.
+fn chunk_log2(nodes: u32, threads: u32) -> u32 {
+    let positions = threads / reduce::WIDTH;
+    nodes.div_ceil(positions).next_power_of_two().trailing_zeros()
+}
+
+/// The run size that finishes first: the rows of the busiest worker, and the traffic of the
+/// nodes (written and read, mostly within L2: half weight).
+fn best_run(rows: u64, hidden: u32, workers: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let cost = |run_log2: u32| {
+        let leaf = LeafTable::new(rows, hidden, run_log2);
+        let rounds = u64::from(leaf.runs().div_ceil(workers));
+        let busiest = rounds << (run_log2 + leaf.leaf_log2);
+        let nodes = u64::from(leaf.full_nodes() + leaf.edge_nodes());
+        6 * busiest * u64::from(workers) + 8 * nodes
+    };
+    (0..=4).filter(|&run_log2| run_log2 == 0 || fits(run_log2)).min_by_key(|&r| cost(r)).unwrap_or(0)
+}

@@ -1,0 +1,78 @@
+//! Plans: which programs run, with which grid. Pure functions of shapes and device properties;
+//! no device is touched. A plan never changes a bit of any output, only who computes it.
+
+mod backward;
+mod forward;
+mod routes;
+
+pub use backward::{BackwardPlan, LeafTable, backward};
+pub use forward::{ForwardPlan, forward};
+
+use crate::error::{Error, Result};
+use cake_rmsnorm_kernels::KERNELS;
+use cake_rmsnorm_kernels::contract::{Kernel, Program, WeightType};
+
+/// What a plan needs to know of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceProperties {
+    /// Multiprocessors.
+    pub sm_count: u32,
+    /// Compute capability, major and minor.
+    pub compute_capability: (u32, u32),
+    /// Shared memory that one block may have after opting in, in bytes.
+    pub shared_bytes_per_block: u32,
+    /// Shared memory of a multiprocessor, in bytes.
+    pub shared_bytes_per_sm: u32,
+}
+
+impl DeviceProperties {
+    /// An NVIDIA H200 (and H100 SXM): 132 multiprocessors, compute capability 9.0.
+    pub const H200: DeviceProperties = DeviceProperties {
+        sm_count: 132,
+        compute_capability: (9, 0),
+        shared_bytes_per_block: 232_448,
+        shared_bytes_per_sm: 233_472,
+    };
+
+    /// The same device with another number of multiprocessors.
+    #[must_use]
+    pub const fn with_sm_count(self, sm_count: u32) -> Self {
+        Self { sm_count, ..self }
+    }
+
+    fn check(&self) -> Result<()> {
+        let (major, minor) = self.compute_capability;
+        if major < 8 {
+            return Err(Error::UnsupportedDevice { major, minor });
+        }
+        Ok(())
+    }
+}
+
+/// One kernel launch, but for its parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// The entry.
+    pub kernel: &'static Kernel,
+    /// Blocks.
+    pub grid: u32,
+    /// Threads a block.
+    pub block: u32,
+    /// Dynamic shared memory a block, in bytes.
+    pub shared_bytes: u32,
+}
+
+/// The entry of a program.
+fn entry(program: Program, weight: Option<WeightType>, residual: bool) -> &'static Kernel {
+    let found = KERNELS.iter().find(|kernel| {
+        kernel.program == program && kernel.weight == weight && kernel.residual == residual
+    });
+    found.unwrap_or_else(|| unreachable!("routes name programs of the table: {program:?}"))
+}
+
+fn check_rows(rows: u64) -> Result<()> {
+    if rows > crate::op::MAX_ROWS {
+        return Err(Error::TooManyRows { rows });
+    }
+    Ok(())
+}
