@@ -131,14 +131,14 @@ impl Job<'_> {
     }
 }
 
-/// The compiler arguments that choose a module and a target in the sources.
-pub fn selection(module: &str, sm: u32) -> [String; 4] {
-    let cfg = "--cfg".to_owned();
+/// The compiler arguments that choose a module and a target in the sources. The bare
+/// `cake_module` says that there is a choice.
+pub fn selection(module: &str, sm: u32) -> [String; 3] {
+    let module_is = format!("--cfg=cake_module=\"{module}\"");
     [
-        cfg.clone(),
-        format!("cake_module=\"{module}\""),
-        cfg,
-        format!("cake_sm=\"{sm}\""),
+        "--cfg=cake_module".to_owned(),
+        module_is,
+        format!("--cfg=cake_sm=\"{sm}\""),
     ]
 }
 
