@@ -3,15 +3,13 @@
 
 use crate::{
     assemble,
+    counts::{self, is_barrier, is_shuffle, is_vector_load, is_vector_store},
     manifest::{self, TARGETS, Target},
     postprocess::kernels_of,
     ptx_text::{Entry, Line, Module, opcode},
     workspace,
 };
-use cake_rmsnorm_kernels::{
-    KERNELS,
-    contract::{Kernel, PtxCounts},
-};
+use cake_rmsnorm_kernels::{KERNELS, contract::Kernel};
 use std::{
     collections::BTreeSet,
     fmt, fs, io,
@@ -107,9 +105,7 @@ pub fn run(args: &Args) -> Result<(), Error> {
     let folder = args.ptx.clone().unwrap_or_else(workspace::ptx);
     let files = files(&folder)?;
     if args.counts {
-        for (_, target, text) in &files {
-            print_counts(&Module::parse(text), *target);
-        }
+        counts::print(&files);
         return Ok(());
     }
     let findings: Vec<_> = files
@@ -251,7 +247,7 @@ fn check_contract(entry: &Entry<'_>, kernel: &Kernel, report: &mut Report) {
 fn check_counts(entry: &Entry<'_>, kernel: &Kernel, report: &mut Report) {
     let contract = kernel.ptx;
     let mut check = |what, is_one, expected: u32| {
-        let places = places(entry, is_one);
+        let places = counts::places(entry, is_one);
         if places.len() != expected as usize {
             let line = places.first().copied().unwrap_or(entry.line);
             let found = places.len();
@@ -310,70 +306,6 @@ fn offence(statement: Line<'_>) -> Option<(Rule, String)> {
         _ => "an inexact operation",
     };
     Some((rule, format!("{what}: `{}`", statement.text)))
-}
-
-fn is_barrier(opcode: &str) -> bool {
-    opcode.starts_with("bar.sync")
-        || opcode.starts_with("barrier.sync")
-        || opcode.starts_with("barrier.cta.sync")
-}
-
-fn is_shuffle(opcode: &str) -> bool {
-    opcode.starts_with("shfl.")
-}
-
-fn is_vector_load(opcode: &str) -> bool {
-    opcode.starts_with("ld.") && is_vector_access(opcode)
-}
-
-fn is_vector_store(opcode: &str) -> bool {
-    opcode.starts_with("st.") && is_vector_access(opcode)
-}
-
-/// A global access of 16 bytes.
-fn is_vector_access(opcode: &str) -> bool {
-    let wide = ["v4.b32", "v4.u32", "v4.f32", "v2.b64", "v2.u64", "v2.f64"];
-    opcode.contains(".global") && wide.iter().any(|end| opcode.ends_with(end))
-}
-
-fn places(entry: &Entry<'_>, is_one: fn(&str) -> bool) -> Vec<usize> {
-    let found = entry
-        .statements()
-        .filter(|statement| is_one(opcode(statement.text)));
-    found.map(|statement| statement.number).collect()
-}
-
-/// What an entry holds of what the contracts count.
-pub fn counts(entry: &Entry<'_>) -> PtxCounts {
-    let count = |is_one| u32::try_from(places(entry, is_one).len()).unwrap_or(u32::MAX);
-    PtxCounts {
-        barriers: count(is_barrier),
-        shuffles: count(is_shuffle),
-        vector_loads: count(is_vector_load),
-        vector_stores: count(is_vector_store),
-    }
-}
-
-fn print_counts(module: &Module<'_>, target: Target) {
-    for entry in &module.entries {
-        let PtxCounts {
-            barriers,
-            shuffles,
-            vector_loads,
-            vector_stores,
-        } = counts(entry);
-        let contract = KERNELS.iter().find(|kernel| kernel.name == entry.name);
-        let differs = contract.is_none_or(|kernel| kernel.ptx != counts(entry));
-        let note = if differs {
-            "  differs from the contract"
-        } else {
-            ""
-        };
-        println!(
-            "{} sm_{}: [{barriers}, {shuffles}, {vector_loads}, {vector_stores}]{note}",
-            entry.name, target.sm
-        );
-    }
 }
 
 fn lines(findings: &[Finding]) -> String {

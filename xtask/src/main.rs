@@ -1,6 +1,7 @@
 //! Developer commands: `cargo xtask --help`.
 
 mod assemble;
+mod counts;
 mod cuda_tools;
 mod device_build;
 mod lint;

@@ -82,9 +82,9 @@ pub fn run(args: &Args) -> Result<(), Error> {
         "{} driver functions in {folder}/lib64/libcuda.so. To link with it:",
         names.len()
     );
-    println!("export CUDA_LIBRARY_PATH={folder}");
+    println!("export CUDA_LIBRARY_PATH='{folder}'");
     eprintln!("To start a program with it where no driver is installed:");
-    println!("export LD_LIBRARY_PATH={folder}/lib64${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}");
+    println!("export LD_LIBRARY_PATH='{folder}/lib64'${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}");
     Ok(())
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use cake_rmsnorm_kernels::contract::PtxCounts;
 
 const TARGET: Target = Target {
     sm: 90,
