@@ -26,6 +26,8 @@ pub struct Launch<'k> {
     pub shared_bytes: u32,
     /// May start before the preceding launch has completed (see [`crate::device::dependent`]).
     pub dependent: bool,
+    /// All blocks are resident at once, whatever the schedule says.
+    pub cooperative: bool,
     /// What one thread does.
     pub body: &'k (dyn Fn() + Sync + 'k),
 }
@@ -39,6 +41,7 @@ impl<'k> Launch<'k> {
             block,
             shared_bytes: 0,
             dependent: false,
+            cooperative: false,
             body,
         }
     }
@@ -55,34 +58,56 @@ impl<'k> Launch<'k> {
     pub fn dependent(self, dependent: bool) -> Self {
         Self { dependent, ..self }
     }
+
+    /// All blocks are resident at once: they may wait for each other.
+    pub fn cooperative(self, cooperative: bool) -> Self {
+        Self {
+            cooperative,
+            ..self
+        }
+    }
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress<'p> {
+    /// The launch's name.
+    pub kernel: &'p str,
+    /// Blocks of the launch that have ended.
+    pub finished: u32,
+    /// Blocks of the launch.
+    pub grid: u32,
 }
 
 /// How to run launches.
-#[derive(Clone, Debug)]
-pub struct Simulator {
+#[derive(Clone, Copy)]
+pub struct Simulator<'h> {
     pub(crate) schedule: Schedule,
     pub(crate) checks: Checks,
+    pub(crate) workers: usize,
     pub(crate) stack_bytes: usize,
+    pub(crate) on_block: Option<&'h (dyn Fn(Progress<'_>) + Sync)>,
 }
 
-impl Default for Simulator {
+impl Default for Simulator<'_> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Simulator {
-    /// All checks, the plain schedule.
+impl<'h> Simulator<'h> {
+    /// All checks, the plain schedule, one OS thread for each core.
     pub fn new() -> Self {
-        let stack_bytes = if cfg!(debug_assertions) {
-            256 << 10
-        } else {
-            64 << 10
-        };
         Self {
-            schedule: Schedule::from_seed(0),
+            schedule: Schedule::PLAIN,
             checks: Checks::All,
-            stack_bytes,
+            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            stack_bytes: if cfg!(debug_assertions) {
+                256 << 10
+            } else {
+                64 << 10
+            },
+            on_block: None,
         }
     }
 
@@ -101,10 +126,36 @@ impl Simulator {
         Self { checks, ..self }
     }
 
+    /// On `workers` OS threads. The results of a kernel without faults do not depend on them;
+    /// which of several faults is found first may, unless there is one worker.
+    pub fn workers(self, workers: usize) -> Self {
+        Self {
+            workers: workers.max(1),
+            ..self
+        }
+    }
+
+    /// With `bytes` bytes of stack for each simulated thread.
+    pub fn stack_bytes(self, bytes: usize) -> Self {
+        Self {
+            stack_bytes: bytes,
+            ..self
+        }
+    }
+
+    /// Calls `hook` on the calling thread whenever a block has ended.
+    pub fn on_block(self, hook: &'h (dyn Fn(Progress<'_>) + Sync)) -> Self {
+        Self {
+            on_block: Some(hook),
+            ..self
+        }
+    }
+
     /// Runs the launches of one stream, in order, to completion.
     ///
     /// # Errors
-    /// The first fault found. Memory is then in an undefined, initialised state.
+    /// The first fault found. What the kernels have written until then stays.
+    #[track_caller]
     pub fn run(&self, memory: &mut Memory, launches: &[Launch<'_>]) -> Result<Report, Fault> {
         engine::run(self, memory, launches)
     }
@@ -117,4 +168,8 @@ pub struct Report {
     pub blocks: u64,
     /// Times a thread was resumed.
     pub switches: u64,
+    /// Times the blocks stopped for the grid to serve atomics or to start more blocks.
+    pub rounds: u64,
+    /// A hash of the order in which everything ran.
+    pub order: u64,
 }

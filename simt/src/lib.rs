@@ -15,10 +15,11 @@
 //!     global::store(address, global::load(address) + index as f32);
 //! };
 //! Simulator::new().run(&mut memory, &[Launch::new("add_index", 2, 32, &kernel)])?;
-//! assert_eq!(memory.read::<f32>(x)[63], 64.0);
-//! # Ok::<(), cake_rmsnorm_simt::Fault>(())
+//! assert_eq!(memory.read::<f32>(x)?[63], 64.0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod check;
 pub mod device;
 mod engine;
 mod fault;
@@ -26,7 +27,7 @@ mod launch;
 mod memory;
 mod schedule;
 
-pub use fault::{Fault, FaultKind};
-pub use launch::{Checks, Launch, Report, Simulator};
-pub use memory::{Buffer, Memory};
-pub use schedule::{Order, Schedule};
+pub use fault::{Absent, Action, Fault, FaultKind, MbarrierProblem, Party, Place, Space};
+pub use launch::{Checks, Launch, Progress, Report, Simulator};
+pub use memory::{Buffer, Contents, Memory, MemoryError, Rights};
+pub use schedule::{BlockOrder, CopyTiming, Order, Schedule};

@@ -41,6 +41,6 @@ fn a_block_reduction_is_the_same_under_every_schedule() {
             .seed(seed)
             .run(&mut memory, &[launch])
             .unwrap();
-        assert_eq!(memory.read::<u32>(sums), expected, "seed {seed}");
+        assert_eq!(memory.read::<u32>(sums).unwrap(), expected, "seed {seed}");
     }
 }

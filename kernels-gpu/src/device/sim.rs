@@ -246,47 +246,61 @@ pub mod math {
 
 /// mbarriers in shared memory: completion of bulk asynchronous copies (sm_90 and newer).
 pub mod mbarrier {
+    use cake_rmsnorm_simt::device::mbarrier;
+
     /// Initialises the mbarrier at shared address `address` for `arrivals` arrivals a phase.
     ///
     /// # Safety
     /// - `address` is 8-byte aligned shared memory that holds no live mbarrier.
-    pub unsafe fn init(_address: u32, _arrivals: u32) {
-        unimplemented!()
+    #[inline]
+    #[track_caller]
+    pub unsafe fn init(address: u32, arrivals: u32) {
+        mbarrier::init(address, arrivals);
     }
 
     /// Makes initialisations visible to the asynchronous proxy; before the block barrier that
     /// precedes the first copy.
+    #[inline]
+    #[track_caller]
     pub fn fence_init() {
-        unimplemented!()
+        mbarrier::fence_init();
     }
 
     /// One arrival that also announces `bytes` more bytes for the current phase.
     ///
     /// # Safety
     /// - `address` holds a live mbarrier.
-    pub unsafe fn arrive_expect_tx(_address: u32, _bytes: u32) {
-        unimplemented!()
+    #[inline]
+    #[track_caller]
+    pub unsafe fn arrive_expect_tx(address: u32, bytes: u32) {
+        mbarrier::arrive_expect_tx(address, bytes);
     }
 
     /// One arrival.
     ///
     /// # Safety
     /// - `address` holds a live mbarrier.
-    pub unsafe fn arrive(_address: u32) {
-        unimplemented!()
+    #[inline]
+    #[track_caller]
+    pub unsafe fn arrive(address: u32) {
+        mbarrier::arrive(address);
     }
 
     /// Waits until the phase of parity `parity` has completed.
     ///
     /// # Safety
     /// - `address` holds a live mbarrier whose phase can complete without this thread.
-    pub unsafe fn wait_parity(_address: u32, _parity: u32) {
-        unimplemented!()
+    #[inline]
+    #[track_caller]
+    pub unsafe fn wait_parity(address: u32, parity: u32) {
+        mbarrier::wait_parity(address, parity);
     }
 }
 
 /// Bulk asynchronous copies between global and shared memory (sm_90 and newer).
 pub mod bulk {
+    use cake_rmsnorm_simt::device::bulk;
+
     /// Starts a copy of `bytes` bytes from global `source` to shared `destination`; its bytes
     /// count towards the current phase of `barrier`.
     ///
@@ -296,8 +310,11 @@ pub mod bulk {
     /// - `barrier` holds a live mbarrier whose phase expects the bytes.
     /// - No thread reads or writes the destination until the phase completes; earlier generic
     ///   reads of it are ordered before by a barrier.
-    pub unsafe fn load(_destination: u32, _source: *const u8, _bytes: u32, _barrier: u32) {
-        unimplemented!()
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load(destination: u32, source: *const u8, bytes: u32, barrier: u32) {
+        // SAFETY: the caller's obligations.
+        unsafe { bulk::load(destination, source, bytes, barrier) }
     }
 
     /// Starts a copy of `bytes` bytes from shared `source` to global `destination`, in the
@@ -308,34 +325,53 @@ pub mod bulk {
     ///   ranges are valid.
     /// - The source was made visible to the asynchronous proxy ([`fence_shared`] by each
     ///   writer, then a barrier) and stays unchanged until [`wait_read`].
-    pub unsafe fn store(_destination: *mut u8, _source: u32, _bytes: u32) {
-        unimplemented!()
+    #[inline]
+    #[track_caller]
+    pub unsafe fn store(destination: *mut u8, source: u32, bytes: u32) {
+        // SAFETY: the caller's obligations.
+        unsafe { bulk::store(destination, source, bytes) }
     }
 
     /// Closes the thread's current bulk group.
+    #[inline]
+    #[track_caller]
     pub fn commit_group() {
-        unimplemented!()
+        bulk::commit_group();
     }
 
     /// Waits until at most `PENDING` of the thread's bulk groups still read shared memory.
+    #[inline]
+    #[track_caller]
     pub fn wait_read<const PENDING: u32>() {
-        unimplemented!()
+        bulk::wait_read::<PENDING>();
     }
 
     /// Orders the thread's generic accesses of shared memory before later accesses of the
     /// asynchronous proxy.
+    #[inline]
+    #[track_caller]
     pub fn fence_shared() {
-        unimplemented!()
+        bulk::fence_shared();
     }
 }
 
 /// Dependent launch: a kernel that starts while its predecessor drains (sm_90 and newer).
 pub mod dependent {
+    use cake_rmsnorm_simt::device::dependent;
+
     /// Waits until the preceding kernel of the stream has completed and its writes are visible.
-    pub fn wait() {}
+    #[inline]
+    #[track_caller]
+    pub fn wait() {
+        dependent::wait();
+    }
 
     /// Lets the following kernel of the stream start once every block has called this or ended.
-    pub fn launch_dependents() {}
+    #[inline]
+    #[track_caller]
+    pub fn launch_dependents() {
+        dependent::launch_dependents();
+    }
 }
 
 #[cfg(test)]

@@ -1,16 +1,66 @@
-//! Exchange between the 32 lanes of a warp.
+//! Exchange between the 32 lanes of a warp. All lanes must come to the same call.
 
-use crate::engine::current;
+use crate::engine::with_current;
 use std::panic::Location;
 
 /// The value that lane `lane ^ lane_mask` passes.
 #[track_caller]
 pub fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
-    current().shuffle(Location::caller(), value, |lane| lane ^ lane_mask)
+    let site = Location::caller();
+    with_current(|block| {
+        block.exchange(site, value, false, |values, lane| {
+            values[((lane ^ lane_mask) % 32) as usize]
+        })
+    })
 }
 
 /// The value that lane `lane` passes.
 #[track_caller]
 pub fn shuffle_idx(value: u32, lane: u32) -> u32 {
-    current().shuffle(Location::caller(), value, |_| lane)
+    let site = Location::caller();
+    with_current(|block| {
+        block.exchange(site, value, false, |values, _| values[(lane % 32) as usize])
+    })
+}
+
+/// The value that lane `own + delta` passes; the own value where there is none.
+#[track_caller]
+pub fn shuffle_down(value: u32, delta: u32) -> u32 {
+    let site = Location::caller();
+    with_current(|block| {
+        block.exchange(site, value, false, |values, lane| {
+            let source = lane.saturating_add(delta);
+            values[if source < 32 { source } else { lane } as usize]
+        })
+    })
+}
+
+/// Bit `l` says whether lane `l` passes true.
+#[track_caller]
+pub fn ballot(predicate: bool) -> u32 {
+    let site = Location::caller();
+    with_current(|block| {
+        block.exchange(site, u32::from(predicate), false, |values, _| {
+            values.iter().rev().fold(0, |mask, &bit| mask << 1 | bit)
+        })
+    })
+}
+
+/// Whether some lane passes true.
+#[track_caller]
+pub fn any(predicate: bool) -> bool {
+    ballot(predicate) != 0
+}
+
+/// Whether every lane passes true.
+#[track_caller]
+pub fn all(predicate: bool) -> bool {
+    ballot(predicate) == u32::MAX
+}
+
+/// Waits for all lanes; orders memory among them, which shuffles and votes do not.
+#[track_caller]
+pub fn sync_warp() {
+    let site = Location::caller();
+    with_current(|block| block.exchange(site, 0, true, |_, _| ()));
 }

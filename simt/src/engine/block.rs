@@ -1,79 +1,125 @@
-//! Runs one block to its end.
+//! A resident block: its state and its threads' coroutines. Stays on one OS thread.
 
-use super::{Aborted, Context, stacks};
-use crate::{Fault, FaultKind, Launch, Simulator};
+use super::context::{Aborted, Context};
+use super::request::{Reply, Request};
+use super::run::{Planned, Run};
+use super::stacks;
+use crate::{Fault, FaultKind};
 use corosensei::{Coroutine, CoroutineResult, Yielder, stack::DefaultStack};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 
 type Thread = Coroutine<(), (), (), DefaultStack>;
 
-/// Runs block `index` and returns how often its threads were resumed.
-#[track_caller]
-pub(crate) fn run(simulator: &Simulator, launch: &Launch<'_>, index: u32) -> Result<u64, Fault> {
-    let context = Context::new(simulator, launch, index);
-    let stack_error = |error: std::io::Error| {
-        let message = format!("no memory for the threads' stacks: {error}");
-        context.fault(Location::caller(), FaultKind::InvalidLaunch(message))
-    };
-    let stacks = stacks::take(launch.block as usize, simulator.stack_bytes).map_err(stack_error)?;
-    let mut threads: Vec<Thread> = stacks
-        .into_iter()
-        .map(|s| spawn(s, &context, launch))
-        .collect();
-    context.enter();
-    let result = resume_all(&context, &mut threads);
-    for thread in &mut threads {
-        if thread.started() && !thread.done() {
-            thread.force_unwind();
-        }
-    }
-    Context::leave();
-    let (done, _): (Vec<_>, Vec<_>) = threads.into_iter().partition(Thread::done);
-    stacks::give(
-        done.into_iter().map(Thread::into_stack),
-        simulator.stack_bytes,
-    );
-    result
+pub(crate) struct Block<'r> {
+    threads: Vec<Thread>,
+    context: Box<Context<'r>>,
 }
 
-fn resume_all(context: &Context, threads: &mut [Thread]) -> Result<u64, Fault> {
-    let mut switches = 0;
-    while let Some(thread) = context.next() {
-        switches += 1;
-        if let CoroutineResult::Return(()) = threads[thread as usize].resume(()) {
-            context.finish();
-            if let Some(fault) = context.take_fault() {
-                return Err(fault);
+/// What a block did until it could not go on by itself.
+pub(crate) struct Outcome {
+    pub finished: bool,
+    pub requests: Vec<(u32, Request)>,
+    pub switches: u64,
+    pub order: u64,
+}
+
+impl<'r> Block<'r> {
+    pub fn new(run: &'r Run<'r>, planned: &'r Planned<'r>, index: u32) -> Result<Self, Fault> {
+        let context = Box::new(Context::new(run, planned, index));
+        let stacks = stacks::take(planned.launch.block as usize, run.stack_bytes);
+        let stacks = stacks.map_err(|error| {
+            let message = format!("no memory for the threads' stacks: {error}");
+            run.fault(
+                context.uid,
+                0,
+                Location::caller(),
+                FaultKind::Limit(message),
+            )
+        })?;
+        let threads = stacks
+            .into_iter()
+            .map(|stack| spawn(stack, &context))
+            .collect();
+        Ok(Self { threads, context })
+    }
+
+    /// Runs the block until every thread has ended or waits for the grid.
+    pub fn run(&mut self, replies: Vec<Reply>) -> Result<Outcome, Fault> {
+        self.context.answer(replies);
+        let Self { threads, context } = self;
+        context.enter(|| {
+            loop {
+                while let Some(thread) = context.next() {
+                    let result = threads[thread as usize].resume(());
+                    if let CoroutineResult::Return(()) = result {
+                        context.finish();
+                    }
+                    if let Some(fault) = context.take_fault() {
+                        return Err(fault);
+                    }
+                    context.progress_copies(false)?;
+                }
+                if !context.progress_copies(true)? {
+                    return Ok(());
+                }
             }
+        })?;
+        let (finished, requests) = (context.finished(), context.take_requests());
+        if !finished && requests.is_empty() && !context.waits_for_grid() {
+            return Err(context.stuck());
         }
+        let (switches, order) = context.statistics();
+        Ok(Outcome {
+            finished,
+            requests,
+            switches,
+            order,
+        })
     }
-    context.unfinished().map_or(Ok(switches), Err)
 }
 
-fn spawn(stack: DefaultStack, context: &Context, launch: &Launch<'_>) -> Thread {
-    let body = launch.body;
+impl Drop for Block<'_> {
+    fn drop(&mut self) {
+        let Self { threads, context } = self;
+        context.enter(|| {
+            let unfinished = |thread: &&mut Thread| thread.started() && !thread.done();
+            threads
+                .iter_mut()
+                .filter(unfinished)
+                .for_each(Thread::force_unwind);
+        });
+        let done = threads
+            .drain(..)
+            .filter(Thread::done)
+            .map(Thread::into_stack);
+        stacks::give(done, context.run.stack_bytes);
+    }
+}
+
+fn spawn(stack: DefaultStack, context: &Context<'_>) -> Thread {
     let main = move |yielder: &Yielder<(), ()>, ()| {
-        context.set_yielder(yielder);
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
+        context.start(yielder);
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(context.planned.launch.body)) {
             report(context, payload);
         }
     };
-    // SAFETY: `run` drops every coroutine before it returns, while the borrows still live.
+    // SAFETY: a block drops its coroutines before the context, which is boxed and so stays in
+    // place; the run outlives the block.
     unsafe { Coroutine::with_stack_unchecked(stack, main) }
 }
 
-/// Turns a panic into a fault; lets the simulator's own unwinding pass.
-fn report(context: &Context, payload: Box<dyn Any + Send>) {
+/// Turns a panic into a fault; lets the unwinding of an unfinished coroutine pass.
+fn report(context: &Context<'_>, payload: Box<dyn Any + Send>) {
     if payload.is::<Aborted>() {
         return;
     }
     let text = payload.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
-    if let Some(text) = text {
-        let kind = FaultKind::Panic(text.to_string());
-        context.set_fault(context.fault(Location::caller(), kind));
-    } else {
-        std::panic::resume_unwind(payload);
+    match text {
+        Some(text) => {
+            context.set_fault(Location::caller(), FaultKind::Panic(text.to_string()));
+        }
+        None => std::panic::resume_unwind(payload),
     }
 }

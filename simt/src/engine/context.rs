@@ -1,209 +1,275 @@
 //! The state of one block, as the device functions see it.
 
-use crate::{Fault, FaultKind, Launch, Order, Simulator};
+use super::copies::{Copies, Queue};
+use super::exchange::{Barrier, Warp};
+use super::knowledge::Knowledge;
+use super::mbarrier::Mbarrier;
+use super::request::{Reply, Request};
+use super::run::{Planned, Run, SHARED_BASE, Site};
+use crate::check::{Granules, View};
+use crate::schedule::Ready;
+use crate::{Fault, FaultKind};
 use corosensei::Yielder;
 use std::cell::{Cell, RefCell, UnsafeCell};
-use std::collections::VecDeque;
-use std::panic::Location;
-
-pub(crate) type Site = &'static Location<'static>;
-
-/// Address of a block's dynamic shared memory. Not 0, so that a null address is out of bounds.
-pub(crate) const SHARED_BASE: u32 = 1024;
+use std::sync::Arc;
 
 thread_local! {
-    static CURRENT: Cell<*const Context> = const { Cell::new(std::ptr::null()) };
+    static CURRENT: Cell<*const Context<'static>> = const { Cell::new(std::ptr::null()) };
 }
 
 /// The payload of the unwinding that ends a faulty thread.
 pub(crate) struct Aborted;
 
-/// The block whose thread calls.
+/// Calls `f` with the block whose thread calls.
 ///
 /// # Panics
 /// Outside a launch.
 #[inline]
-pub(crate) fn current<'a>() -> &'a Context {
+pub(crate) fn with_current<R>(f: impl FnOnce(&Context<'_>) -> R) -> R {
     let context = CURRENT.get();
     assert!(
         !context.is_null(),
         "a device function was called outside a simulated launch"
     );
-    // SAFETY: set by `Context::enter` for as long as threads of that block run.
-    unsafe { &*context }
+    // SAFETY: set by `Context::enter` for as long as threads of that block run on this OS
+    // thread, where they stay; the reference does not leave `f`.
+    f(unsafe { &*context })
 }
 
-pub(crate) struct Context {
-    pub kernel: String,
-    pub grid: u32,
-    pub block_dim: u32,
+/// A block while it is resident.
+pub(crate) struct Context<'r> {
+    pub run: &'r Run<'r>,
+    pub planned: &'r Planned<'r>,
     pub block: u32,
+    pub uid: u32,
+    /// The thread that runs.
     pub thread: Cell<u32>,
+    /// Accesses the thread may make before it must come to a synchronisation.
+    pub(super) budget: Cell<u32>,
     shared: UnsafeCell<Vec<u128>>,
-    shared_bytes: u32,
-    state: RefCell<State>,
+    pub(super) state: RefCell<State>,
 }
 
-struct State {
-    ready: VecDeque<u32>,
-    order: Order,
-    random: fastrand::Rng,
-    yielders: Vec<*const Yielder<(), ()>>,
-    warps: Vec<Warp>,
-    barrier: Vec<u32>,
-    finished: u32,
-    fault: Option<Fault>,
+pub(super) struct State {
+    pub ready: Ready,
+    pub threads: Vec<Thread>,
+    pub warps: Vec<Warp>,
+    pub barriers: [Barrier; 16],
+    pub mbarriers: Vec<Mbarrier>,
+    pub copies: Copies,
+    /// The history of shared memory.
+    pub granules: Granules,
+    pub requests: Vec<(u32, Request)>,
+    pub finished: u32,
+    /// What the finished threads knew.
+    pub end: View,
+    pub fault: Option<Fault>,
+    pub switches: u64,
+    /// A hash of the order in which threads ran.
+    pub order: u64,
 }
 
-/// One shuffle in progress. Values are double-buffered: a lane may reach the next shuffle before
-/// another has read this one's values, but not the one after.
-#[derive(Clone, Default)]
-struct Warp {
-    arrived: u32,
-    turn: [u8; 32],
-    values: [[u32; 32]; 2],
+pub(super) struct Thread {
+    yielder: *const Yielder<(), ()>,
+    pub waiting: Waiting,
+    pub knowledge: Knowledge,
+    pub reply: u64,
+    /// Its bulk stores, and its small asynchronous copies.
+    pub queues: [Queue; 2],
 }
 
-impl Context {
-    pub fn new(simulator: &Simulator, launch: &Launch<'_>, block: u32) -> Self {
-        let seed = simulator.schedule.seed ^ (u64::from(block) << 32);
+/// Why a thread does not run.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Waiting {
+    /// It runs or could.
+    Nothing,
+    Barrier(u32, Site),
+    Exchange(Site),
+    Mbarrier(u32, Site),
+    /// For something that the whole grid decides.
+    Request(Site),
+    Finished,
+}
+
+/// Accesses without synchronisation after which a thread is taken to loop for ever.
+const BUDGET: u32 = 1 << 28;
+
+impl<'r> Context<'r> {
+    pub fn new(run: &'r Run<'r>, planned: &'r Planned<'r>, block: u32) -> Self {
+        let launch = &planned.launch;
+        let uid = planned.first_uid + block;
+        let warps = launch.block / 32;
+        // Neighbouring blocks get unrelated sequences.
+        let seed = run.schedule.seed ^ u64::from(uid).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let view = View::new(uid, planned.start_floor);
+        let shared_view = Arc::new(view.clone());
+        let thread = |slot| Thread {
+            yielder: std::ptr::null(),
+            waiting: Waiting::Nothing,
+            knowledge: Knowledge::new(slot, shared_view.clone()),
+            reply: 0,
+            queues: Default::default(),
+        };
+        let granules = if run.checks {
+            launch.shared_bytes.div_ceil(2)
+        } else {
+            0
+        };
         let state = State {
-            ready: (0..launch.block).collect(),
-            order: simulator.schedule.threads,
-            random: fastrand::Rng::with_seed(seed),
-            yielders: vec![std::ptr::null(); launch.block as usize],
-            warps: vec![Warp::default(); launch.block as usize / 32],
-            barrier: Vec::new(),
+            ready: Ready::new(run.schedule.threads, seed, warps),
+            threads: (0..launch.block).map(thread).collect(),
+            warps: vec![Warp::default(); warps as usize],
+            barriers: Default::default(),
+            mbarriers: Vec::new(),
+            copies: Copies::default(),
+            granules: Granules::new(granules as usize),
+            requests: Vec::new(),
             finished: 0,
+            end: view,
             fault: None,
+            switches: 0,
+            order: 0,
         };
         Self {
-            kernel: launch.name.to_string(),
-            grid: launch.grid,
-            block_dim: launch.block,
+            run,
+            planned,
             block,
+            uid,
             thread: Cell::new(0),
+            budget: Cell::new(BUDGET),
+            // Reads as NaN where checks are off.
             shared: UnsafeCell::new(vec![u128::MAX; launch.shared_bytes.div_ceil(16) as usize]),
-            shared_bytes: launch.shared_bytes,
             state: RefCell::new(state),
         }
     }
 
-    pub fn enter(&self) {
-        CURRENT.set(self);
+    /// Makes this the current block while `f` runs.
+    pub fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
+        struct Leave;
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                CURRENT.set(std::ptr::null());
+            }
+        }
+        CURRENT.set(std::ptr::from_ref(self).cast());
+        let _leave = Leave;
+        f()
     }
 
-    pub fn leave() {
-        CURRENT.set(std::ptr::null());
-    }
-
-    /// The next thread to resume.
+    /// Picks the next thread to resume.
     pub fn next(&self) -> Option<u32> {
         let state = &mut *self.state.borrow_mut();
-        let thread = match state.order {
-            Order::RoundRobin => state.ready.pop_front(),
-            Order::LastReady => state.ready.pop_back(),
-            Order::Random if state.ready.is_empty() => None,
-            Order::Random => state
-                .ready
-                .swap_remove_back(state.random.usize(0..state.ready.len())),
-        }?;
+        let thread = state.ready.pop()?;
+        state.threads[thread as usize].waiting = Waiting::Nothing;
+        state.switches += 1;
+        state.order = (state.order ^ u64::from(thread)).wrapping_mul(0x0000_0100_0000_01b3);
         self.thread.set(thread);
+        self.budget.set(BUDGET);
         Some(thread)
     }
 
-    pub fn set_yielder(&self, yielder: &Yielder<(), ()>) {
-        self.state.borrow_mut().yielders[self.thread.get() as usize] = yielder;
+    /// Called by each thread before its body.
+    pub fn start(&self, yielder: &Yielder<(), ()>) {
+        self.state.borrow_mut().threads[self.thread.get() as usize].yielder = yielder;
     }
 
+    /// Called when a thread's body has returned.
     pub fn finish(&self) {
-        self.state.borrow_mut().finished += 1;
+        let state = &mut *self.state.borrow_mut();
+        state.finished += 1;
+        let thread = &mut state.threads[self.thread.get() as usize];
+        thread.waiting = Waiting::Finished;
+        if self.run.checks {
+            state.end.join(&thread.knowledge.view);
+        }
+        if state.finished == self.planned.launch.block && self.run.checks {
+            let unwaited = state.copies.unwaited(self.uid, &state.end);
+            if let Some((thread, site)) = unwaited {
+                let fault = self
+                    .run
+                    .fault(self.uid, thread, site, FaultKind::CopyNotAwaited);
+                state.fault.get_or_insert(fault);
+            }
+        }
+    }
+
+    pub fn finished(&self) -> bool {
+        self.state.borrow().finished == self.planned.launch.block
     }
 
     pub fn take_fault(&self) -> Option<Fault> {
         self.state.borrow_mut().fault.take()
     }
 
-    #[track_caller]
-    pub fn fault(&self, site: Site, kind: FaultKind) -> Fault {
-        let (block, thread) = (self.block, self.thread.get());
-        Fault {
-            kernel: self.kernel.clone(),
-            block,
-            thread,
-            site,
-            kind,
+    pub fn take_requests(&self) -> Vec<(u32, Request)> {
+        std::mem::take(&mut self.state.borrow_mut().requests)
+    }
+
+    /// How often threads were resumed, and a hash of their order.
+    pub fn statistics(&self) -> (u64, u64) {
+        let state = self.state.borrow();
+        (state.switches, state.order)
+    }
+
+    /// Lets threads go on whose requests were answered.
+    pub fn answer(&self, replies: Vec<Reply>) {
+        let state = &mut *self.state.borrow_mut();
+        for reply in replies {
+            let thread = &mut state.threads[reply.thread as usize];
+            thread.reply = reply.value;
+            if let Some(view) = &reply.acquired {
+                thread.knowledge.learn(view);
+            }
+            if let Some(view) = &reply.read {
+                thread.knowledge.read_relaxed(view);
+            }
+            state.ready.push(reply.thread);
         }
     }
 
-    pub fn set_fault(&self, fault: Fault) {
+    /// Records a fault of the current thread.
+    pub fn set_fault(&self, site: Site, kind: FaultKind) {
+        let fault = self.run.fault(self.uid, self.thread.get(), site, kind);
         self.state.borrow_mut().fault.get_or_insert(fault);
     }
 
-    #[track_caller]
-    pub fn unfinished(&self) -> Option<Fault> {
-        let finished = self.state.borrow().finished;
-        (finished != self.block_dim).then(|| {
-            let message = format!("{} threads wait for ever", self.block_dim - finished);
-            self.fault(Location::caller(), FaultKind::Deadlock(message))
-        })
+    /// Ends the current thread with a fault.
+    #[cold]
+    pub fn raise(&self, site: Site, kind: FaultKind) -> ! {
+        self.set_fault(site, kind);
+        std::panic::resume_unwind(Box::new(Aborted))
     }
 
-    fn suspend(&self) {
-        let yielder = self.state.borrow().yielders[self.thread.get() as usize];
+    /// Calls `f` with the block's state and the current thread's index; a fault ends the thread.
+    pub(super) fn with<R>(
+        &self,
+        site: Site,
+        f: impl FnOnce(&mut State, usize) -> Result<R, FaultKind>,
+    ) -> R {
+        // The borrow must end before the thread unwinds.
+        let result = f(&mut self.state.borrow_mut(), self.thread.get() as usize);
+        result.unwrap_or_else(|kind| self.raise(site, kind))
+    }
+
+    /// Lets others run until somebody pushes the current thread to the ready ones.
+    pub(super) fn suspend(&self, waiting: Waiting) {
+        let yielder = {
+            let thread = &mut self.state.borrow_mut().threads[self.thread.get() as usize];
+            thread.waiting = waiting;
+            thread.yielder
+        };
         // SAFETY: set at the thread's start to its own yielder, which lives on its stack.
         unsafe { (*yielder).suspend(()) }
     }
 
-    pub fn sync_threads(&self, _site: Site) {
-        {
-            let state = &mut *self.state.borrow_mut();
-            state.barrier.push(self.thread.get());
-            if state.barrier.len() == self.block_dim as usize {
-                state.barrier.sort_unstable();
-                state.ready.extend(state.barrier.drain(..));
-            }
-        }
-        self.suspend();
-    }
-
-    pub fn shuffle(&self, _site: Site, value: u32, source: impl Fn(u32) -> u32) -> u32 {
-        let thread = self.thread.get();
-        let (warp, lane) = ((thread / 32) as usize, (thread % 32) as usize);
-        let turn;
-        {
-            let state = &mut *self.state.borrow_mut();
-            let w = &mut state.warps[warp];
-            turn = w.turn[lane] as usize;
-            w.turn[lane] ^= 1;
-            w.values[turn][lane] = value;
-            w.arrived += 1;
-            if w.arrived == 32 {
-                w.arrived = 0;
-                let first = warp as u32 * 32;
-                state.ready.extend(first..first + 32);
-            }
-        }
-        self.suspend();
-        let state = self.state.borrow();
-        state.warps[warp].values[turn][(source(lane as u32) % 32) as usize]
-    }
-
-    /// The host address of `bytes` bytes at a shared address.
-    pub fn shared(&self, address: u32, bytes: u32) -> *mut u8 {
-        let offset = address.wrapping_sub(SHARED_BASE);
-        assert!(
-            offset
-                .checked_add(bytes)
-                .is_some_and(|end| end <= self.shared_bytes),
-            "shared address out of bounds"
-        );
-        // SAFETY: the vector is never resized, and only this OS thread touches it.
-        unsafe {
-            (*self.shared.get())
-                .as_mut_ptr()
-                .cast::<u8>()
-                .add(offset as usize)
-        }
+    /// The host address of `bytes` bytes at a shared address, if they are in bounds.
+    pub(super) fn shared_pointer(&self, address: u32, bytes: u32) -> Option<*mut u8> {
+        let offset = address.checked_sub(SHARED_BASE)?;
+        let end = offset.checked_add(bytes)?;
+        // SAFETY: the vector is never resized, and only this OS thread touches it, through
+        // pointers that no reference outlives.
+        let start = unsafe { (*self.shared.get()).as_mut_ptr().cast::<u8>() };
+        // SAFETY: the offset is within the vector.
+        (end <= self.planned.launch.shared_bytes).then(|| unsafe { start.add(offset as usize) })
     }
 }

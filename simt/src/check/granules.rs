@@ -1,0 +1,362 @@
+//! The access history of a piece of memory.
+
+use super::epoch::{Read, ReadWord};
+use super::readers::{Many, Past};
+use super::{Epoch, Fence, View};
+use std::ops::Range;
+
+/// Which proxy wrote: slots of a block that belong to the asynchronous one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Proxies<'a> {
+    /// The fence that an earlier generic write needs.
+    pub fence: Fence,
+    /// Slots of the issuing block from this one on are queues; those listed are asynchronous.
+    pub threads: u32,
+    /// For each queue, whether it belongs to the asynchronous proxy.
+    pub queues: &'a [bool],
+}
+
+/// An access to check and record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access<'a> {
+    /// What to record.
+    pub stamp: Epoch,
+    /// The slot whose own accesses are always known: the thread's, or the issuing thread's.
+    pub own: Epoch,
+    pub site: u16,
+    pub view: &'a View,
+    /// The first block of the launch.
+    pub launch: u32,
+    /// Set for an access of the asynchronous proxy.
+    pub proxies: Option<Proxies<'a>>,
+}
+
+impl Access<'_> {
+    pub fn knows(&self, epoch: Epoch) -> bool {
+        epoch.same_slot(self.own) || self.view.knows(epoch)
+    }
+
+    /// Whether a known write is visible to this access's proxy.
+    fn sees(&self, write: Epoch) -> bool {
+        let Some(proxies) = self.proxies else {
+            return true;
+        };
+        let queue = write.slot().checked_sub(proxies.threads);
+        let asynchronous = write.uid() == self.own.uid()
+            && queue.is_some_and(|queue| proxies.queues[queue as usize]);
+        asynchronous || self.view.fenced(proxies.fence, write)
+    }
+}
+
+/// Why an access is wrong.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Conflict {
+    /// The first granule concerned.
+    pub granule: usize,
+    pub kind: ConflictKind,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ConflictKind {
+    Uninitialised,
+    /// The bytes are an mbarrier.
+    Mbarrier,
+    RaceWithRead(Past),
+    RaceWithWrite(Past),
+    RaceWithAtomic(Past),
+    /// A read relies on nobody writing during the launch, and somebody does.
+    Constant(Past),
+    /// A generic write is ordered before, but not fenced.
+    ProxyFence(Past),
+}
+
+/// The history of consecutive granules.
+#[derive(Debug)]
+pub(crate) struct Granules {
+    write: Vec<Epoch>,
+    read: Vec<ReadWord>,
+    /// Sites of the last write and of the last read.
+    sites: Vec<[u16; 2]>,
+    many: Vec<Many>,
+    free: Vec<usize>,
+}
+
+impl Granules {
+    pub fn new(count: usize) -> Self {
+        Self {
+            write: vec![Epoch::NONE; count],
+            read: vec![ReadWord::NOBODY; count],
+            sites: vec![[0; 2]; count],
+            many: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Marks granules as written by the host.
+    pub fn initialise(&mut self, range: Range<usize>) {
+        self.write[range].fill(Epoch::HOST);
+    }
+
+    /// Forgets all accesses of granules.
+    pub fn forget(&mut self, range: Range<usize>) {
+        self.write[range.clone()].fill(Epoch::NONE);
+        self.read[range].fill(ReadWord::NOBODY);
+    }
+
+    /// A read; `initialised` says whether the memory was before its first write.
+    pub fn read(
+        &mut self,
+        range: Range<usize>,
+        access: &Access<'_>,
+        initialised: bool,
+    ) -> Result<(), Conflict> {
+        let mut checked = if initialised {
+            Epoch::NONE
+        } else {
+            Epoch::HOST
+        };
+        let word = ReadWord::last(access.stamp);
+        for granule in range {
+            let write = self.write[granule];
+            if write != checked {
+                self.check_read(granule, write, access)?;
+                checked = write;
+            }
+            if self.read[granule] != word {
+                self.note_read(granule, access)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A read that relies on nobody writing during the launch.
+    pub fn read_constant(
+        &mut self,
+        range: Range<usize>,
+        access: &Access<'_>,
+        initialised: bool,
+    ) -> Result<(), Conflict> {
+        let mut checked = if initialised {
+            Epoch::NONE
+        } else {
+            Epoch::HOST
+        };
+        let word = ReadWord::constant(access.stamp);
+        for granule in range {
+            let write = self.write[granule];
+            if write != checked {
+                self.check_read(granule, write, access)?;
+                if write.uid() >= access.launch {
+                    let kind = ConflictKind::Constant(self.writer(granule));
+                    return Err(Conflict { granule, kind });
+                }
+                checked = write;
+            }
+            if self.read[granule] == word {
+                continue;
+            }
+            if let Read::Many(index) = self.read[granule].get() {
+                if let Some(past) = self.many[index].modified_since(access.launch) {
+                    return Err(Conflict {
+                        granule,
+                        kind: ConflictKind::Constant(past),
+                    });
+                }
+                if let Some(past) = self.many[index].unknown_atomic(access, false) {
+                    return Err(Conflict {
+                        granule,
+                        kind: ConflictKind::RaceWithAtomic(past),
+                    });
+                }
+                // Readers of the preceding launch, if any, need not be kept apart: a write of
+                // this launch is a fault already, and later launches come after both.
+                self.release(index);
+            }
+            self.read[granule] = word;
+            self.sites[granule][1] = access.site;
+        }
+        Ok(())
+    }
+
+    /// A write.
+    pub fn write(&mut self, range: Range<usize>, access: &Access<'_>) -> Result<(), Conflict> {
+        let mut checked = Epoch::NONE;
+        for granule in range {
+            let write = self.write[granule];
+            if write != checked {
+                self.check_write(granule, write, access)?;
+                checked = write;
+            }
+            self.check_readers(granule, access, true)?;
+            if let Read::Many(index) = self.read[granule].get() {
+                self.release(index);
+            }
+            self.write[granule] = access.stamp;
+            self.read[granule] = ReadWord::NOBODY;
+            self.sites[granule][0] = access.site;
+        }
+        Ok(())
+    }
+
+    /// An atomic access; `stores` when it writes without reading.
+    pub fn atomic(
+        &mut self,
+        range: Range<usize>,
+        access: &Access<'_>,
+        initialised: bool,
+        modifies: bool,
+        stores: bool,
+    ) -> Result<(), Conflict> {
+        for granule in range {
+            let write = self.write[granule];
+            if write == Epoch::NONE && stores {
+                self.write[granule] = Epoch::HOST;
+            } else if write != Epoch::NONE || !initialised {
+                self.check_read(granule, write, access)?;
+            }
+            if modifies {
+                self.check_readers(granule, access, false)?;
+            }
+            let index = self.make_many(granule, access);
+            self.many[index].add_atomic(modifies, access);
+        }
+        Ok(())
+    }
+
+    /// Turns granules into an mbarrier.
+    pub fn make_mbarrier(
+        &mut self,
+        range: Range<usize>,
+        access: &Access<'_>,
+    ) -> Result<(), Conflict> {
+        self.write(range.clone(), access)?;
+        self.write[range].fill(Epoch::MBARRIER);
+        Ok(())
+    }
+
+    fn writer(&self, granule: usize) -> Past {
+        Past {
+            epoch: self.write[granule],
+            site: self.sites[granule][0],
+        }
+    }
+
+    fn check_read(
+        &self,
+        granule: usize,
+        write: Epoch,
+        access: &Access<'_>,
+    ) -> Result<(), Conflict> {
+        if write == Epoch::NONE {
+            return Err(Conflict {
+                granule,
+                kind: ConflictKind::Uninitialised,
+            });
+        }
+        self.check_write(granule, write, access)
+    }
+
+    fn check_write(
+        &self,
+        granule: usize,
+        write: Epoch,
+        access: &Access<'_>,
+    ) -> Result<(), Conflict> {
+        let kind = if write == Epoch::NONE {
+            return Ok(());
+        } else if write == Epoch::MBARRIER {
+            ConflictKind::Mbarrier
+        } else if !access.knows(write) {
+            ConflictKind::RaceWithWrite(self.writer(granule))
+        } else if !access.sees(write) {
+            ConflictKind::ProxyFence(self.writer(granule))
+        } else {
+            return Ok(());
+        };
+        Err(Conflict { granule, kind })
+    }
+
+    /// Checks a modification against the readers, and a plain one against atomics.
+    fn check_readers(
+        &self,
+        granule: usize,
+        access: &Access<'_>,
+        plain: bool,
+    ) -> Result<(), Conflict> {
+        let site = self.sites[granule][1];
+        let kind = match self.read[granule].get() {
+            Read::Nobody => return Ok(()),
+            Read::Last(epoch) if access.knows(epoch) => return Ok(()),
+            Read::Last(epoch) => ConflictKind::RaceWithRead(Past { epoch, site }),
+            Read::Constant(epoch) if epoch.uid() < access.view.floor => return Ok(()),
+            Read::Constant(epoch) if epoch.uid() < access.launch => {
+                ConflictKind::RaceWithRead(Past { epoch, site })
+            }
+            Read::Constant(epoch) => ConflictKind::Constant(Past { epoch, site }),
+            Read::Many(index) => {
+                let many = &self.many[index];
+                if let Some(past) = many.unknown_reader(access) {
+                    ConflictKind::RaceWithRead(past)
+                } else if let Some(past) = many.unknown_atomic(access, true).filter(|_| plain) {
+                    ConflictKind::RaceWithAtomic(past)
+                } else {
+                    return Ok(());
+                }
+            }
+        };
+        Err(Conflict { granule, kind })
+    }
+
+    fn note_read(&mut self, granule: usize, access: &Access<'_>) -> Result<(), Conflict> {
+        let past = Past {
+            epoch: access.stamp,
+            site: access.site,
+        };
+        match self.read[granule].get() {
+            Read::Constant(epoch) if epoch.uid() >= access.launch => return Ok(()),
+            Read::Last(epoch) | Read::Constant(epoch) if !access.knows(epoch) => {
+                let index = self.make_many(granule, access);
+                self.many[index].add_reader(past, access);
+                return Ok(());
+            }
+            Read::Many(index) => {
+                if let Some(past) = self.many[index].unknown_atomic(access, false) {
+                    let kind = ConflictKind::RaceWithAtomic(past);
+                    return Err(Conflict { granule, kind });
+                }
+                self.many[index].add_reader(past, access);
+                return Ok(());
+            }
+            Read::Nobody | Read::Last(_) | Read::Constant(_) => {}
+        }
+        self.read[granule] = ReadWord::last(access.stamp);
+        self.sites[granule][1] = access.site;
+        Ok(())
+    }
+
+    /// The granule's set of accesses; made from its one reader if it has none yet.
+    fn make_many(&mut self, granule: usize, access: &Access<'_>) -> usize {
+        let read = self.read[granule].get();
+        if let Read::Many(index) = read {
+            return index;
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.many.push(Many::default());
+            self.many.len() - 1
+        });
+        if let Read::Last(epoch) | Read::Constant(epoch) = read {
+            let past = Past {
+                epoch,
+                site: self.sites[granule][1],
+            };
+            self.many[index].add_reader(past, access);
+        }
+        self.read[granule] = ReadWord::many(index);
+        index
+    }
+
+    fn release(&mut self, index: usize) {
+        self.many[index].clear();
+        self.free.push(index);
+    }
+}

@@ -1,0 +1,32 @@
+//! `cp.async`: asynchronous copies of 4, 8 or 16 bytes to shared memory (sm_80 and newer).
+
+use crate::engine::{Kind, with_current};
+use bytemuck::Pod;
+use std::panic::Location;
+
+/// Starts a copy of a value from global `source` to shared `destination`, in the thread's open
+/// group.
+///
+/// # Safety
+/// Where checks are off: both addresses are multiples of the value's size, the source is
+/// readable, and nobody writes it or accesses the destination until the group is waited for.
+#[track_caller]
+pub unsafe fn copy<T: Pod>(destination: u32, source: *const T) {
+    let (site, bytes) = (Location::caller(), size_of::<T>() as u32);
+    with_current(|block| block.small_copy(site, destination, source as usize, bytes));
+}
+
+/// Closes the thread's open group.
+#[track_caller]
+pub fn commit_group() {
+    let site = Location::caller();
+    with_current(|block| block.close_group(site, Kind::Small));
+}
+
+/// Waits until at most `PENDING` of the thread's groups are not complete; the thread itself may
+/// then read what they brought, others after a barrier.
+#[track_caller]
+pub fn wait<const PENDING: u32>() {
+    let site = Location::caller();
+    with_current(|block| block.wait_groups(site, Kind::Small, PENDING, true));
+}

@@ -1,0 +1,153 @@
+//! Accesses of memory by threads.
+
+use super::context::Context;
+use super::run::{SHARED_BASE, Site};
+use crate::FaultKind;
+use crate::check::{Access, GRANULE, sites};
+use crate::fault::{Action, Place, Space};
+use crate::memory::{GlobalAccess, Registered};
+
+impl Context<'_> {
+    pub(super) fn shared_place(&self, address: u32) -> Place {
+        let (offset, size) = (
+            address.wrapping_sub(SHARED_BASE),
+            self.planned.launch.shared_bytes,
+        );
+        let description = format!("byte {} of {size}", offset as i32);
+        Place {
+            space: Space::Shared,
+            address: u64::from(address),
+            description,
+        }
+    }
+
+    /// The host address of shared memory, within bounds and aligned.
+    pub(super) fn shared_range(
+        &self,
+        address: u32,
+        bytes: u32,
+        align: u32,
+        action: Action,
+    ) -> Result<*mut u8, FaultKind> {
+        if !address.is_multiple_of(align) {
+            return Err(FaultKind::Misaligned {
+                action,
+                bytes,
+                place: self.shared_place(address),
+            });
+        }
+        let pointer = self.shared_pointer(address, bytes);
+        pointer.ok_or_else(|| FaultKind::OutOfBounds {
+            action,
+            bytes,
+            place: self.shared_place(address),
+        })
+    }
+
+    /// Checks a thread's access of shared memory and returns its host address.
+    pub fn shared(&self, site: Site, address: u32, bytes: u32, action: Action) -> *mut u8 {
+        let range = self.shared_range(address, bytes, bytes, action);
+        let pointer = range.unwrap_or_else(|kind| self.raise(site, kind));
+        if self.run.checks {
+            self.spend(site);
+            self.with(site, |state, thread| {
+                let knowledge = &state.threads[thread].knowledge;
+                let stamp = knowledge.epoch(self.uid);
+                let access = Access {
+                    stamp,
+                    own: stamp,
+                    site: sites::number(site),
+                    view: &knowledge.view,
+                    launch: self.planned.first_uid,
+                    proxies: None,
+                };
+                let first = (address - SHARED_BASE) as usize / GRANULE;
+                let granules = first..first + bytes as usize / GRANULE;
+                let result = match action {
+                    Action::Write => state.granules.write(granules, &access),
+                    _ => state.granules.read(granules, &access, false),
+                };
+                result.map_err(|conflict| {
+                    let address = SHARED_BASE + (conflict.granule * GRANULE) as u32;
+                    self.run
+                        .conflict(self.shared_place(address), action, conflict)
+                })
+            });
+        }
+        pointer
+    }
+
+    /// The registered range of a global access, with the rights for it.
+    pub(super) fn global_range(
+        &self,
+        address: usize,
+        bytes: u32,
+        align: u32,
+        action: Action,
+        writes: bool,
+    ) -> Result<&Registered, FaultKind> {
+        let place = || self.run.global_place(address);
+        if !address.is_multiple_of(align as usize) {
+            return Err(FaultKind::Misaligned {
+                action,
+                bytes,
+                place: place(),
+            });
+        }
+        let range = self.run.memory.find(address, bytes as usize);
+        let range = range.ok_or_else(|| FaultKind::OutOfBounds {
+            action,
+            bytes,
+            place: place(),
+        })?;
+        if writes && !range.writable {
+            return Err(FaultKind::ReadOnly {
+                action,
+                place: place(),
+            });
+        }
+        Ok(range)
+    }
+
+    /// Checks a thread's access of global memory.
+    pub fn global(&self, site: Site, address: usize, bytes: u32, action: Action) {
+        if !self.run.checks {
+            return;
+        }
+        self.spend(site);
+        let kind = match action {
+            Action::Write => GlobalAccess::Write,
+            Action::ConstantRead => GlobalAccess::ReadConstant,
+            _ => GlobalAccess::Read,
+        };
+        self.with(site, |state, thread| {
+            let writes = action == Action::Write;
+            let range = self.global_range(address, bytes, bytes, action, writes)?;
+            let knowledge = &state.threads[thread].knowledge;
+            let stamp = knowledge.epoch(self.uid);
+            let access = Access {
+                stamp,
+                own: stamp,
+                site: sites::number(site),
+                view: &knowledge.view,
+                launch: self.planned.first_uid,
+                proxies: None,
+            };
+            range
+                .access(address, bytes as usize, &access, kind)
+                .map_err(|(address, conflict)| {
+                    self.run
+                        .conflict(self.run.global_place(address), action, conflict)
+                })
+        });
+    }
+
+    fn spend(&self, site: Site) {
+        let left = self.budget.get();
+        if left == 0 {
+            let message = "a thread makes access after access without synchronisation".to_string();
+            self.raise(site, FaultKind::Limit(message));
+        }
+        self.budget.set(left - 1);
+    }
+}

@@ -1,0 +1,179 @@
+//! Barriers of the block and exchanges of the warp.
+
+use super::context::{Context, State, Waiting};
+use super::knowledge::Gather;
+use super::run::Site;
+use crate::FaultKind;
+use crate::fault::Absent;
+use std::sync::Arc;
+
+/// A barrier of the block: 0 is the one of all threads.
+#[derive(Debug, Default)]
+pub(super) struct Barrier {
+    pub expected: u32,
+    /// Threads that came, and whether they wait.
+    pub arrived: Vec<(u32, bool)>,
+    /// For each warp, where its threads came.
+    sites: [Option<Site>; 32],
+    gather: Gather,
+}
+
+/// An exchange in progress. Values are double-buffered: a lane may reach the next exchange
+/// before another has read this one's values, but not the one after.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Warp {
+    pub arrived: u32,
+    site: Option<Site>,
+    turns: u32,
+    values: [[u32; 32]; 2],
+}
+
+impl State {
+    /// What a thread does instead of coming.
+    pub fn absent(&self, thread: u32) -> Absent {
+        let doing = match self.threads[thread as usize].waiting {
+            Waiting::Nothing => "has not come".to_string(),
+            Waiting::Barrier(barrier, site) => format!("waits at barrier {barrier} ({site})"),
+            Waiting::Exchange(site) => format!("waits in an exchange of its warp ({site})"),
+            Waiting::Mbarrier(address, site) => {
+                format!("waits for the mbarrier at {address:#x} ({site})")
+            }
+            Waiting::Request(site) => format!("waits at {site}"),
+            Waiting::Finished => "has ended".to_string(),
+        };
+        Absent { thread, doing }
+    }
+}
+
+impl Context<'_> {
+    /// A barrier of `expected` threads; the caller waits or only arrives.
+    ///
+    /// The threads of a warp must come from one place in the source, and for barrier 0 all
+    /// threads of the block.
+    pub fn barrier(&self, site: Site, id: u32, expected: u32, waits: bool) {
+        self.with(site, |state, thread| {
+            let block = self.planned.launch.block;
+            let warp = if id == 0 { 0 } else { thread / 32 };
+            let barrier = &mut state.barriers[id as usize];
+            if barrier.arrived.is_empty() {
+                barrier.expected = expected;
+                barrier.sites = [None; 32];
+            }
+            let found = expected;
+            if found != barrier.expected {
+                let others = barrier.expected;
+                let message = format!("barrier {id}: {found} threads, but {others} by others");
+                return Err(FaultKind::InvalidBarrier(message));
+            }
+            if found == 0 || found > block || found % 32 != 0 {
+                let message = format!("barrier {id}: {found} threads of {block}, in warps of 32");
+                return Err(FaultKind::InvalidBarrier(message));
+            }
+            let first = *barrier.sites[warp].get_or_insert(site);
+            if !std::ptr::eq(first, site) && first != site {
+                let together = |&&(other, _): &&(u32, bool)| id == 0 || other as usize / 32 == warp;
+                let other = barrier
+                    .arrived
+                    .iter()
+                    .find(together)
+                    .map_or(0, |arrival| arrival.0);
+                let arrived = barrier.arrived.len() as u32;
+                let absent = state.absent(other);
+                return Err(FaultKind::BarrierDivergence {
+                    barrier: id,
+                    arrived,
+                    expected,
+                    absent,
+                });
+            }
+            barrier.arrived.push((thread as u32, waits));
+            if self.run.checks {
+                barrier.gather.add(&mut state.threads[thread].knowledge)?;
+            }
+            if barrier.arrived.len() == expected as usize {
+                complete(state, id as usize);
+            }
+            Ok(())
+        });
+        if waits {
+            self.suspend(Waiting::Barrier(id, site));
+        }
+    }
+
+    /// One of the barriers 1 to 15.
+    pub fn named_barrier(&self, site: Site, id: u32, expected: u32, waits: bool) {
+        if !(1..16).contains(&id) {
+            let message = format!("barrier {id} is not one of the named barriers 1 to 15");
+            self.raise(site, FaultKind::InvalidBarrier(message));
+        }
+        self.barrier(site, id, expected, waits);
+    }
+
+    /// Gives each lane of the warp the values of all; `pick` chooses. `orders` makes earlier
+    /// memory accesses of each lane known to all.
+    pub fn exchange<R>(
+        &self,
+        site: Site,
+        value: u32,
+        orders: bool,
+        pick: impl FnOnce(&[u32; 32], u32) -> R,
+    ) -> R {
+        let (warp, lane) = (self.thread.get() / 32, self.thread.get() % 32);
+        let turn = self.with(site, |state, thread| {
+            let w = &mut state.warps[warp as usize];
+            let first = *if w.arrived == 0 {
+                w.site.insert(site)
+            } else {
+                w.site.get_or_insert(site)
+            };
+            if !std::ptr::eq(first, site) && first != site {
+                let other = warp * 32 + w.arrived.trailing_zeros();
+                return Err(FaultKind::InactiveLane {
+                    absent: state.absent(other),
+                });
+            }
+            let turn = (w.turns >> lane & 1) as usize;
+            w.turns ^= 1 << lane;
+            w.values[turn][lane as usize] = value;
+            w.arrived |= 1 << lane;
+            if w.arrived == u32::MAX {
+                w.arrived = 0;
+                let first = thread / 32 * 32;
+                if orders && self.run.checks {
+                    order_warp(state, first)?;
+                }
+                (first..first + 32).for_each(|thread| state.ready.push(thread as u32));
+            }
+            Ok(turn)
+        });
+        self.suspend(Waiting::Exchange(site));
+        pick(&self.state.borrow().warps[warp as usize].values[turn], lane)
+    }
+}
+
+fn complete(state: &mut State, id: usize) {
+    let barrier = &mut state.barriers[id];
+    let joined = barrier.gather.take().map(Arc::new);
+    for (thread, waits) in barrier.arrived.drain(..) {
+        if waits {
+            if let Some(view) = &joined {
+                state.threads[thread as usize].knowledge.view = view.clone();
+            }
+            state.ready.push(thread);
+        }
+    }
+}
+
+fn order_warp(state: &mut State, first: usize) -> Result<(), FaultKind> {
+    let mut gather = Gather::default();
+    let lanes = &mut state.threads[first..first + 32];
+    lanes
+        .iter_mut()
+        .try_for_each(|lane| gather.add(&mut lane.knowledge))?;
+    if let Some(view) = gather.take().map(Arc::new) {
+        lanes
+            .iter_mut()
+            .for_each(|lane| lane.knowledge.view = view.clone());
+    }
+    Ok(())
+}
