@@ -11,6 +11,7 @@ pub mod error;
 pub mod golden;
 pub mod op;
 pub mod plan;
+pub mod ptx;
 pub mod reference;
 mod validate;
 pub mod view;

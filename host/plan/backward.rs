@@ -118,6 +118,7 @@ fn split_plan(
         grid: tasks + row_blocks,
         block: threads,
         shared_bytes,
+        dependent: false,
     };
     Ok(BackwardPlan { main: Some(main), reduce: None, leaf, chunk_log2: 0, workspace_bytes: 0 })
 }
@@ -155,6 +156,7 @@ fn single_read(
         grid: leaf.runs().min(workers),
         block,
         shared_bytes,
+        dependent: false,
     };
 
     let chunk_log2 = chunk_log2(leaf.full_nodes(), REDUCE_THREADS);
@@ -163,6 +165,7 @@ fn single_read(
         grid: split::column_tasks(hidden),
         block: REDUCE_THREADS,
         shared_bytes: reduce::roots_bytes(REDUCE_THREADS, chunk_log2),
+        dependent: true,
     };
     fits(reduce.shared_bytes, device)?;
     let nodes = u64::from(leaf.full_nodes() + leaf.edge_nodes());

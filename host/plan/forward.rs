@@ -46,6 +46,7 @@ pub fn forward(
         grid: units.min(resident) as u32,
         block,
         shared_bytes: if route.warp_rows == 0 { SCRATCH_BYTES } else { 0 },
+        dependent: false,
     };
     Ok(ForwardPlan { launch: Some(launch) })
 }

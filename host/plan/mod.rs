@@ -60,6 +60,9 @@ pub struct Launch {
     pub block: u32,
     /// Dynamic shared memory a block, in bytes.
     pub shared_bytes: u32,
+    /// Whether it may start while the launch before it drains (it waits for that one's results
+    /// itself).
+    pub dependent: bool,
 }
 
 /// The entry of a program.

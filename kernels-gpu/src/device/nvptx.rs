@@ -510,6 +510,7 @@ pub mod dependent {
     #[inline(always)]
     pub fn wait() {
         #[cfg(not(cake_sm = "80"))]
+        #[cfg(not(cake_sm = "80"))]
         // SAFETY: a wait.
         unsafe {
             asm!("griddepcontrol.wait;", options(nostack, preserves_flags));
@@ -520,6 +521,7 @@ pub mod dependent {
     /// Nothing before sm_90.
     #[inline(always)]
     pub fn launch_dependents() {
+        #[cfg(not(cake_sm = "80"))]
         #[cfg(not(cake_sm = "80"))]
         // SAFETY: a hint to the scheduler.
         unsafe {

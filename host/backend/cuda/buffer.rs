@@ -1,0 +1,95 @@
+//! Device memory.
+
+use super::Device;
+use super::driver::check;
+use crate::error::Result;
+use cust::sys;
+
+/// Bytes of device memory, aligned to 256 bytes, freed when dropped. Copies are synchronous.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    device: Device,
+    address: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// Allocates `bytes` bytes on `device`; their contents are undefined.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`] when there is not enough memory.
+    pub fn new(device: &Device, bytes: usize) -> Result<Self> {
+        let mut address = 0;
+        if bytes > 0 {
+            device.with_context(|| {
+                // SAFETY: the out pointer is live.
+                check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) })
+            })?;
+        }
+        Ok(Self { device: device.clone(), address, bytes })
+    }
+
+    /// The address; 0 for a buffer of no bytes.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Copies host bytes to the start of the buffer; at most its length is copied.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`].
+    pub fn write(&mut self, source: &[u8]) -> Result<()> {
+        let bytes = source.len().min(self.bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.with_context(|| {
+            // SAFETY: both ranges hold `bytes` bytes.
+            let result =
+                unsafe { sys::cuMemcpyHtoD_v2(self.address, source.as_ptr().cast(), bytes) };
+            check("cuMemcpyHtoD", result)
+        })
+    }
+
+    /// Copies the start of the buffer to host bytes; at most its length is copied.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`].
+    pub fn read(&self, destination: &mut [u8]) -> Result<()> {
+        let bytes = destination.len().min(self.bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.with_context(|| {
+            // SAFETY: both ranges hold `bytes` bytes.
+            let result = unsafe {
+                sys::cuMemcpyDtoH_v2(destination.as_mut_ptr().cast(), self.address, bytes)
+            };
+            check("cuMemcpyDtoH", result)
+        })
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            let _ = self.device.with_context(|| {
+                // SAFETY: allocated above; nothing else frees it. An error leaves nothing to do.
+                check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) })
+            });
+        }
+    }
+}

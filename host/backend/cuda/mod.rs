@@ -1,0 +1,99 @@
+//! NVIDIA GPUs, through `cust` and the driver API.
+//!
+//! [`Cuda`] launches on any raw stream, so it fits beside whatever else uses the GPU;
+//! [`DeviceBuffer`] is there for programs that have no allocator of their own.
+
+mod buffer;
+mod device;
+mod driver;
+
+pub use buffer::DeviceBuffer;
+pub use device::Device;
+
+use super::Launcher;
+use crate::error::Result;
+use crate::plan::{DeviceProperties, Launch};
+use cust::sys;
+use driver::{Configuration, check};
+
+/// A stream of a GPU: the backend that launches operators there.
+#[derive(Clone, Debug)]
+pub struct Cuda {
+    device: Device,
+    stream: sys::CUstream,
+    properties: DeviceProperties,
+}
+
+// SAFETY: streams may be used from any thread; every call makes the context current.
+unsafe impl Send for Cuda {}
+// SAFETY: as above.
+unsafe impl Sync for Cuda {}
+
+impl Cuda {
+    /// Launches on the default stream of `device`.
+    #[must_use]
+    pub fn new(device: Device) -> Self {
+        let properties = *device.properties();
+        Self { device, stream: std::ptr::null_mut(), properties }
+    }
+
+    /// Launches on `stream`, a `CUstream` (or `cudaStream_t`) of `device`.
+    ///
+    /// # Safety
+    /// - `stream` belongs to the device's primary context and outlives this object.
+    #[must_use]
+    pub unsafe fn with_stream(device: Device, stream: sys::CUstream) -> Self {
+        Self { stream, ..Self::new(device) }
+    }
+
+    /// Plans as for a device with `sm_count` multiprocessors. Changes no bit of any output.
+    #[must_use]
+    pub fn with_sm_count(self, sm_count: u32) -> Self {
+        Self { properties: self.properties.with_sm_count(sm_count), ..self }
+    }
+
+    /// The GPU.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Waits until everything enqueued on the stream has completed.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`], also for what an earlier launch did wrong.
+    pub fn synchronize(&self) -> Result<()> {
+        self.device.with_context(|| {
+            // SAFETY: the stream is live.
+            check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+        })
+    }
+}
+
+impl Launcher for Cuda {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    unsafe fn launch(&self, launch: &Launch, params: *const u8) -> Result<()> {
+        let function = self.device.function(launch.kernel)?;
+        let configuration = Configuration {
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            stream: self.stream,
+            dependent: launch.dependent && self.properties.compute_capability.0 >= 9,
+        };
+        // SAFETY: the caller's obligations; the function belongs to the context.
+        self.device.with_context(|| unsafe { driver::launch(function, &configuration, params) })
+    }
+
+    unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()> {
+        self.device.with_context(|| {
+            // SAFETY: the caller's obligation.
+            let result =
+                unsafe { sys::cuMemsetD32Async(address, 0, len as usize, self.stream) };
+            check("cuMemsetD32Async", result)
+        })
+    }
+}

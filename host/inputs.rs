@@ -1,0 +1,367 @@
+//! Seeded inputs: the same on every platform, with the rows that real models have and that
+//! normally distributed data lacks.
+//!
+//! Only integer arithmetic and correctly rounded operations are used (no `ln`, no `exp`), so a
+//! seed names the same tensors everywhere. Each row has its own ChaCha stream: rows are filled in
+//! parallel, and row t does not depend on T.
+
+use crate::view::Dtype;
+use half::bf16;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rayon::prelude::*;
+use std::collections::TryReserveError;
+
+/// The inputs of a forward and a backward. Matrices are packed BF16 [rows, hidden].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inputs {
+    /// T.
+    pub rows: usize,
+    /// H.
+    pub hidden: usize,
+    /// Input of the forward.
+    pub x: Vec<bf16>,
+    /// What is added to x first, in the residual form.
+    pub residual: Option<Vec<bf16>>,
+    /// Gradient of y.
+    pub dy: Vec<bf16>,
+    /// Gradient of h from elsewhere, added to dx.
+    pub dh: Option<Vec<bf16>>,
+    /// Weight [hidden].
+    pub w: Weight,
+}
+
+/// A weight vector.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Weight {
+    /// FP32.
+    F32(Vec<f32>),
+    /// BF16.
+    Bf16(Vec<bf16>),
+}
+
+impl Weight {
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Weight::F32(_) => Dtype::F32,
+            Weight::Bf16(_) => Dtype::Bf16,
+        }
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Weight::F32(w) => w.len(),
+            Weight::Bf16(w) => w.len(),
+        }
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements as they lie in memory.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Weight::F32(w) => bytemuck::cast_slice(w),
+            Weight::Bf16(w) => bytemuck::cast_slice(w),
+        }
+    }
+
+    /// The elements, widened exactly to FP32.
+    #[must_use]
+    pub fn to_f32(&self) -> Vec<f32> {
+        match self {
+            Weight::F32(w) => w.clone(),
+            Weight::Bf16(w) => w.iter().map(|w| w.to_f32()).collect(),
+        }
+    }
+
+    /// The weight as `dtype`: BF16 from FP32 rounds to nearest even, FP32 from BF16 is exact.
+    #[must_use]
+    pub fn to_dtype(&self, dtype: Dtype) -> Weight {
+        match dtype {
+            Dtype::F32 => Weight::F32(self.to_f32()),
+            Dtype::Bf16 => match self {
+                Weight::F32(w) => Weight::Bf16(w.iter().map(|&w| bf16::from_f32(w)).collect()),
+                Weight::Bf16(w) => Weight::Bf16(w.clone()),
+            },
+        }
+    }
+}
+
+/// What inputs to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// T.
+    pub rows: usize,
+    /// H.
+    pub hidden: usize,
+    /// The weight's type.
+    pub weight: Dtype,
+    /// Whether to make `residual` and `dh` too.
+    pub residual: bool,
+    /// Names the tensors.
+    pub seed: u64,
+}
+
+impl Spec {
+    /// Makes the inputs, with all of rayon's threads.
+    ///
+    /// Of 16 rows, about 10 are ordinary (RMS from 2⁻⁴ to 2⁴), 4 hold a few channels up to 2¹⁴
+    /// times as large as the rest (always the same channels, as massive activations do), and 2 are
+    /// tiny (RMS from 2⁻²⁰ to 2⁻¹⁰, below the square root of a usual eps). dy has heavy tails; w
+    /// is spread around 1.
+    ///
+    /// # Errors
+    /// - Memory for a tensor cannot be had.
+    pub fn generate(&self) -> Result<Inputs, TryReserveError> {
+        let outliers = self.outlier_channels();
+        let x = self.matrix(Tensor::X, |rng, row| {
+            let kind = Kind::draw(rng);
+            bell_row(rng, row, kind.scale(rng));
+            if kind == Kind::Outlier {
+                amplify(rng, row, &outliers);
+            }
+        })?;
+        let dy = self.matrix(Tensor::Dy, heavy_row)?;
+        let (residual, dh) = if self.residual {
+            let residual = self.matrix(Tensor::Residual, |rng, row| {
+                let scale = power_of_two(rng, -4, 2);
+                bell_row(rng, row, scale);
+            })?;
+            (Some(residual), Some(self.matrix(Tensor::Dh, heavy_row)?))
+        } else {
+            (None, None)
+        };
+        let w = Weight::F32(self.weight_vector()).to_dtype(self.weight);
+        Ok(Inputs { rows: self.rows, hidden: self.hidden, x, residual, dy, dh, w })
+    }
+
+    /// A matrix whose rows `fill` writes, each from its own stream.
+    fn matrix(
+        &self,
+        tensor: Tensor,
+        fill: impl Fn(&mut ChaCha8Rng, &mut [bf16]) + Sync,
+    ) -> Result<Vec<bf16>, TryReserveError> {
+        // More than can be addressed fails to be reserved.
+        let len = self.rows.saturating_mul(self.hidden);
+        let mut values = Vec::new();
+        values.try_reserve_exact(len)?;
+        values.resize(len, bf16::ZERO);
+        if len > 0 {
+            let base = ChaCha8Rng::seed_from_u64(self.seed);
+            let rows = values.par_chunks_exact_mut(self.hidden).with_min_len(64).enumerate();
+            rows.for_each(|(t, row)| fill(&mut stream(&base, tensor, t), row));
+        }
+        Ok(values)
+    }
+
+    /// The channels that outlier rows amplify, with their factors.
+    fn outlier_channels(&self) -> Vec<(usize, f32)> {
+        let base = ChaCha8Rng::seed_from_u64(self.seed);
+        let mut rng = stream(&base, Tensor::Channels, 0);
+        let count = if self.hidden == 0 { 0 } else { 1 + self.hidden / 1024 };
+        let mut channel = || {
+            let channel = (rng.next_u64() % self.hidden as u64) as usize;
+            (channel, power_of_two(&mut rng, 8, 14))
+        };
+        (0..count).map(|_| channel()).collect()
+    }
+
+    fn weight_vector(&self) -> Vec<f32> {
+        let base = ChaCha8Rng::seed_from_u64(self.seed);
+        let mut rng = stream(&base, Tensor::W, 0);
+        (0..self.hidden).map(|_| 1.0 + 0.25 * bell(rng.next_u64())).collect()
+    }
+}
+
+/// What a stream is for; a number of each.
+#[derive(Clone, Copy)]
+enum Tensor {
+    X = 0,
+    Dy = 1,
+    Residual = 2,
+    Dh = 3,
+    W = 4,
+    Channels = 5,
+}
+
+fn stream(base: &ChaCha8Rng, tensor: Tensor, row: usize) -> ChaCha8Rng {
+    let mut rng = base.clone();
+    rng.set_stream(((row as u64) << 3) | tensor as u64);
+    rng
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Ordinary,
+    Outlier,
+    Tiny,
+}
+
+impl Kind {
+    fn draw(rng: &mut ChaCha8Rng) -> Kind {
+        match rng.next_u32() % 16 {
+            0..10 => Kind::Ordinary,
+            10..14 => Kind::Outlier,
+            _ => Kind::Tiny,
+        }
+    }
+
+    fn scale(self, rng: &mut ChaCha8Rng) -> f32 {
+        match self {
+            Kind::Ordinary => power_of_two(rng, -4, 4),
+            Kind::Outlier => power_of_two(rng, -2, 1),
+            Kind::Tiny => power_of_two(rng, -20, -10),
+        }
+    }
+}
+
+/// 2^k with k from `low` to `high`, both included, times a factor from 1 to 2.
+fn power_of_two(rng: &mut ChaCha8Rng, low: i32, high: i32) -> f32 {
+    let draw = rng.next_u64();
+    let exponent = low + (draw as u32 % (high - low + 1) as u32) as i32;
+    let mantissa = (draw >> 41) as u32;
+    f32::from_bits((((127 + exponent) as u32) << 23) | mantissa)
+}
+
+/// 1 / the standard deviation of a sum of four 16-bit values: √3 / 2¹⁶, rounded.
+const BELL_UNIT: f32 = 1.732_050_8 / 65_536.0;
+
+/// A bell-shaped value of standard deviation 1: the sum of four 16-bit values, centred.
+fn bell(draw: u64) -> f32 {
+    let parts = [draw, draw >> 16, draw >> 32, draw >> 48];
+    let sum: i32 = parts.iter().map(|&part| i32::from(part as u16)).sum();
+    (sum - 2 * 65_535) as f32 * BELL_UNIT
+}
+
+fn bell_row(rng: &mut ChaCha8Rng, row: &mut [bf16], scale: f32) {
+    for value in row {
+        *value = bf16::from_f32(bell(rng.next_u64()) * scale);
+    }
+}
+
+/// Multiplies the outlier channels.
+fn amplify(rng: &mut ChaCha8Rng, row: &mut [bf16], channels: &[(usize, f32)]) {
+    for &(channel, factor) in channels {
+        // Away from zero, so that the channel does stand out.
+        let value = bell(rng.next_u64());
+        row[channel] = bf16::from_f32((value + 1f32.copysign(value)) * factor);
+    }
+}
+
+/// A row of heavy-tailed values: a bell divided by the root of a uniform value (a tail of 1 / t²),
+/// up to 256 times as large as the bell's.
+fn heavy_row(rng: &mut ChaCha8Rng, row: &mut [bf16]) {
+    let scale = power_of_two(rng, -10, -2);
+    for value in row {
+        let draw = rng.next_u64();
+        let uniform = (f32::from(draw as u16) + 1.0) / 65_536.0;
+        // The low 16 bits are spent: a sum of three shifted values has another scale, which the
+        // row's absorbs.
+        let parts = [draw >> 16, draw >> 32, draw >> 48];
+        let sum: i32 = parts.iter().map(|&part| 2 * i32::from(part as u16)).sum();
+        let bell = (sum - 3 * 65_535) as f32 / 65_536.0;
+        *value = bf16::from_f32(bell / uniform.sqrt() * scale);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(rows: usize, hidden: usize) -> Spec {
+        Spec { rows, hidden, weight: Dtype::F32, residual: true, seed: 1 }
+    }
+
+    fn generate(spec: Spec) -> Inputs {
+        spec.generate().expect("small tensors")
+    }
+
+    /// 64-bit FNV-1a.
+    fn hash(bytes: &[u8]) -> u64 {
+        let step = |hash: u64, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+    }
+
+    #[test]
+    fn a_seed_names_the_same_bytes_everywhere() {
+        let inputs = generate(spec(37, 264));
+        let dh = inputs.dh.as_deref().expect("residual form");
+        let residual = inputs.residual.as_deref().expect("residual form");
+        let hashes = [&inputs.x, &inputs.dy, residual, dh].map(|t| hash(bytemuck::cast_slice(t)));
+        let hashes = [&hashes[..], &[hash(inputs.w.as_bytes())]].concat();
+        assert_eq!(hashes, GOLDEN_HASHES, "{hashes:#x?}");
+    }
+
+    const GOLDEN_HASHES: [u64; 5] = [0, 0, 0, 0, 0];
+
+    #[test]
+    fn a_row_does_not_depend_on_the_number_of_rows() {
+        let (few, many) = (generate(spec(3, 72)), generate(spec(300, 72)));
+        assert_eq!(few.x, many.x[..few.x.len()]);
+        assert_eq!(few.dy, many.dy[..few.dy.len()]);
+        assert_eq!(few.w, many.w);
+    }
+
+    #[test]
+    fn seeds_and_tensors_differ() {
+        let one = generate(spec(8, 64));
+        let two = generate(Spec { seed: 2, ..spec(8, 64) });
+        assert_ne!(one.x, two.x);
+        assert_ne!(one.w, two.w);
+        assert_ne!(Some(&one.x), one.residual.as_ref());
+        assert_ne!(Some(&one.dy), one.dh.as_ref());
+    }
+
+    #[test]
+    fn rows_of_every_kind_are_there_and_finite() {
+        let inputs = generate(spec(512, 512));
+        let rms = |row: &[bf16]| {
+            let squares: f64 = row.iter().map(|v| v.to_f64() * v.to_f64()).sum();
+            (squares / row.len() as f64).sqrt()
+        };
+        let rms: Vec<f64> = inputs.x.chunks(512).map(rms).collect();
+        let share = |range: std::ops::Range<f64>| {
+            rms.iter().filter(|rms| range.contains(rms)).count() as f64 / rms.len() as f64
+        };
+        assert!((0.07..0.2).contains(&share(0.0..2e-3)), "tiny {}", share(0.0..2e-3));
+        assert!((0.5..0.8).contains(&share(0.05..40.0)), "ordinary {}", share(0.05..40.0));
+        let largest = |values: &[bf16]| values.iter().map(|v| v.to_f32().abs()).fold(0.0, f32::max);
+        assert!(largest(&inputs.x) > 200.0);
+        assert!([&inputs.x, &inputs.dy].iter().all(|t| t.iter().all(|v| v.is_finite())));
+    }
+
+    #[test]
+    fn dy_has_heavy_tails() {
+        let inputs = generate(spec(64, 4096));
+        let row = &inputs.dy[..4096];
+        let mut sizes: Vec<f32> = row.iter().map(|v| v.to_f32().abs()).collect();
+        sizes.sort_by(f32::total_cmp);
+        // A normal row's largest of 4096 is about 5.4 medians away.
+        assert!(sizes[4095] > 15.0 * sizes[2048], "{} {}", sizes[4095], sizes[2048]);
+    }
+
+    #[test]
+    fn no_rows_and_impossible_sizes() {
+        let none = generate(spec(0, 64));
+        assert!(none.x.is_empty() && none.w.len() == 64);
+        assert!(spec(usize::MAX, 65_536).generate().is_err());
+    }
+
+    #[test]
+    fn weight_types_convert_once_rounded() {
+        let w = Weight::F32(vec![1.0, 1.0 + f32::EPSILON, 1.003_906_3]);
+        let Weight::Bf16(rounded) = w.to_dtype(Dtype::Bf16) else { panic!("asked for BF16") };
+        assert_eq!(rounded[..2], [bf16::ONE, bf16::ONE]);
+        assert_eq!(w.to_dtype(Dtype::Bf16).to_dtype(Dtype::F32).dtype(), Dtype::F32);
+        assert_eq!(w.to_dtype(Dtype::F32), w);
+    }
+}

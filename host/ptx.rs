@@ -1,0 +1,3 @@
+//! The kernels' PTX, embedded when the library was built.
+
+include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
