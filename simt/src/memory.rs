@@ -1,6 +1,7 @@
 //! The global memory that kernels may touch.
 
 use crate::check::{Access, Conflict, GRANULE, Granules, MAX_UID};
+use crate::fault::Action;
 use bytemuck::Pod;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::sync::{Mutex, PoisonError};
@@ -451,6 +452,17 @@ pub(crate) enum GlobalAccess {
     ReadConstant,
     Write,
     Atomic { modifies: bool, stores: bool },
+}
+
+impl GlobalAccess {
+    /// A plain access.
+    pub fn plain(action: Action) -> Self {
+        match action {
+            Action::Write => Self::Write,
+            Action::ConstantRead => Self::ReadConstant,
+            Action::Read | Action::Atomic => Self::Read,
+        }
+    }
 }
 
 impl Drop for Memory {

@@ -244,6 +244,61 @@ pub mod math {
     }
 }
 
+/// Advice to the compiler.
+pub mod hint {
+    /// `word`.
+    #[inline(always)]
+    pub fn forget(word: u32) -> u32 {
+        word
+    }
+}
+
+/// Asynchronous copies of single words from global to shared memory (sm_80 and newer).
+pub mod async_copy {
+    use super::super::Words4;
+    use cake_rmsnorm_simt::device::small_copy;
+
+    /// Starts a copy of 16 bytes, past L1, in the thread's current group.
+    ///
+    /// # Safety
+    /// - `destination` and `source` are 16-byte aligned and valid for 16 bytes; nobody writes
+    ///   the source during the launch.
+    /// - Nobody accesses the destination until the thread has waited for the group; other
+    ///   threads, until a barrier after that.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn copy_words4(destination: u32, source: *const Words4) {
+        // SAFETY: the caller's obligations.
+        unsafe { small_copy::copy_constant(destination, source.cast::<[u32; 4]>()) }
+    }
+
+    /// Starts a copy of 4 bytes in the thread's current group.
+    ///
+    /// # Safety
+    /// - As [`copy_words4`], for 4 bytes.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn copy_f32(destination: u32, source: *const f32) {
+        // SAFETY: the caller's obligations.
+        unsafe { small_copy::copy_constant(destination, source) }
+    }
+
+    /// Closes the thread's current group.
+    #[inline]
+    #[track_caller]
+    pub fn commit_group() {
+        small_copy::commit_group();
+    }
+
+    /// Waits until at most `PENDING` of the thread's groups are under way: the others' bytes
+    /// are visible to the thread.
+    #[inline]
+    #[track_caller]
+    pub fn wait_group<const PENDING: u32>() {
+        small_copy::wait::<PENDING>();
+    }
+}
+
 /// mbarriers in shared memory: completion of bulk asynchronous copies (sm_90 and newer).
 pub mod mbarrier {
     use cake_rmsnorm_simt::device::mbarrier;
@@ -403,52 +458,4 @@ mod tests {
         assert_eq!(low(bits(0x7f80_0001)), 0x7fff);
         assert_eq!(bf16x2(1.0, -2.0), 0xc000_3f80);
     }
-}
-
-/// Advice to the compiler.
-pub mod hint {
-    /// `word`.
-    #[inline(always)]
-    pub fn forget(word: u32) -> u32 {
-        word
-    }
-}
-
-/// Asynchronous copies of single words from global to shared memory.
-pub mod async_copy {
-    use super::super::Words4;
-    use super::{global, shared};
-
-    /// Starts a copy of 16 bytes in the thread's current group.
-    ///
-    /// # Safety
-    /// - `destination` and `source` are 16-byte aligned and valid for 16 bytes; nobody writes
-    ///   the source during the launch.
-    /// - Nobody accesses the destination until the thread has waited for the group; other
-    ///   threads, until a barrier after that.
-    #[inline]
-    #[track_caller]
-    pub unsafe fn copy_words4(destination: u32, source: *const Words4) {
-        // SAFETY: the caller's obligations.
-        unsafe { shared::store_words4(destination, global::load_stream_words4(source)) }
-    }
-
-    /// Starts a copy of 4 bytes in the thread's current group.
-    ///
-    /// # Safety
-    /// - As [`copy_words4`], for 4 bytes.
-    #[inline]
-    #[track_caller]
-    pub unsafe fn copy_f32(destination: u32, source: *const f32) {
-        // SAFETY: the caller's obligations.
-        unsafe { shared::store_f32(destination, global::load_f32(source)) }
-    }
-
-    /// Closes the thread's current group.
-    #[inline]
-    pub fn commit_group() {}
-
-    /// Waits until at most `PENDING` of the thread's groups are under way.
-    #[inline]
-    pub fn wait_group<const PENDING: u32>() {}
 }

@@ -33,11 +33,6 @@ impl Epoch {
     pub fn clock(self) -> u32 {
         self.0 as u32 & MAX_CLOCK
     }
-
-    /// The same block and slot.
-    pub fn same_slot(self, other: Self) -> bool {
-        self.0 >> 24 == other.0 >> 24
-    }
 }
 
 /// A granule's readers since its last write, in one word.
@@ -102,7 +97,7 @@ mod tests {
             let Read::Constant(constant) = ReadWord::constant(epoch).get() else {
                 panic!("not a constant read");
             };
-            assert!(constant.same_slot(epoch));
+            assert_eq!((constant.uid(), constant.slot()), (uid, slot));
             assert_eq!(constant.clock(), MAX_CLOCK);
         }
         assert_eq!(ReadWord::many(5).get(), Read::Many(5));

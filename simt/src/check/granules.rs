@@ -2,7 +2,7 @@
 
 use super::epoch::{Read, ReadWord};
 use super::readers::{Many, Past};
-use super::{Epoch, Fence, View};
+use super::{Epoch, Fence, Knowledge};
 use std::ops::Range;
 
 /// Which proxy wrote: slots of a block that belong to the asynchronous one.
@@ -21,10 +21,9 @@ pub(crate) struct Proxies<'a> {
 pub(crate) struct Access<'a> {
     /// What to record.
     pub stamp: Epoch,
-    /// The slot whose own accesses are always known: the thread's, or the issuing thread's.
-    pub own: Epoch,
+    /// The thread that accesses, or that issued the copy.
+    pub by: &'a Knowledge,
     pub site: u16,
-    pub view: &'a View,
     /// The first block of the launch.
     pub launch: u32,
     /// Set for an access of the asynchronous proxy.
@@ -33,7 +32,7 @@ pub(crate) struct Access<'a> {
 
 impl Access<'_> {
     pub fn knows(&self, epoch: Epoch) -> bool {
-        epoch.same_slot(self.own) || self.view.knows(epoch)
+        self.by.knows(epoch)
     }
 
     /// Whether a known write is visible to this access's proxy.
@@ -42,9 +41,9 @@ impl Access<'_> {
             return true;
         };
         let queue = write.slot().checked_sub(proxies.threads);
-        let asynchronous = write.uid() == self.own.uid()
+        let asynchronous = write.uid() == self.by.epoch().uid()
             && queue.is_some_and(|queue| proxies.queues[queue as usize]);
-        asynchronous || self.view.fenced(proxies.fence, write)
+        asynchronous || self.by.view().fenced(proxies.fence, write)
     }
 }
 
@@ -288,7 +287,7 @@ impl Granules {
             Read::Nobody => return Ok(()),
             Read::Last(epoch) if access.knows(epoch) => return Ok(()),
             Read::Last(epoch) => ConflictKind::RaceWithRead(Past { epoch, site }),
-            Read::Constant(epoch) if epoch.uid() < access.view.floor => return Ok(()),
+            Read::Constant(epoch) if epoch.uid() < access.by.view().floor => return Ok(()),
             Read::Constant(epoch) if epoch.uid() < access.launch => {
                 ConflictKind::RaceWithRead(Past { epoch, site })
             }

@@ -9,12 +9,14 @@
 mod clocks;
 mod epoch;
 mod granules;
+mod knowledge;
 mod readers;
 pub(crate) mod sites;
 
 pub(crate) use clocks::{Fence, View};
 pub(crate) use epoch::{Epoch, MAX_CLOCK, MAX_UID};
 pub(crate) use granules::{Access, Conflict, ConflictKind, Granules, Proxies};
+pub(crate) use knowledge::{Gather, Knowledge};
 pub(crate) use readers::Past;
 
 /// Bytes of a granule: the finest access that is told apart.

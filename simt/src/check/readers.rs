@@ -122,7 +122,7 @@ impl Group {
     }
 
     fn first_unknown(&self, by: &Access<'_>) -> Option<Past> {
-        if self.uid < by.view.floor {
+        if self.uid < by.by.view().floor {
             return None;
         }
         for (word, &bits) in self.threads.iter().enumerate() {

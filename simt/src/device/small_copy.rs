@@ -1,6 +1,7 @@
 //! `cp.async`: asynchronous copies of 4, 8 or 16 bytes to shared memory (sm_80 and newer).
 
 use crate::engine::{Kind, with_current};
+use crate::fault::Action;
 use bytemuck::Pod;
 use std::panic::Location;
 
@@ -12,8 +13,26 @@ use std::panic::Location;
 /// readable, and nobody writes it or accesses the destination until the group is waited for.
 #[track_caller]
 pub unsafe fn copy<T: Pod>(destination: u32, source: *const T) {
-    let (site, bytes) = (Location::caller(), size_of::<T>() as u32);
-    with_current(|block| block.small_copy(site, destination, source as usize, bytes));
+    start(Location::caller(), destination, source, Action::Read);
+}
+
+/// The same for a source that nobody writes during the launch.
+///
+/// # Safety
+/// As [`copy`], and nobody writes the source during the launch.
+#[track_caller]
+pub unsafe fn copy_constant<T: Pod>(destination: u32, source: *const T) {
+    start(
+        Location::caller(),
+        destination,
+        source,
+        Action::ConstantRead,
+    );
+}
+
+fn start<T>(site: &'static Location<'static>, to: u32, source: *const T, action: Action) {
+    let bytes = size_of::<T>() as u32;
+    with_current(|block| block.small_copy(site, to, source as usize, bytes, action));
 }
 
 /// Closes the thread's open group.

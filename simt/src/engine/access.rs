@@ -3,11 +3,23 @@
 use super::context::Context;
 use super::run::{SHARED_BASE, Site};
 use crate::FaultKind;
-use crate::check::{Access, GRANULE, sites};
+use crate::check::{Access, GRANULE, Knowledge, sites};
 use crate::fault::{Action, Place, Space};
 use crate::memory::{GlobalAccess, Registered};
 
 impl Context<'_> {
+    /// An access of a thread itself.
+    pub(super) fn plain_access<'a>(&self, by: &'a Knowledge, site: Site) -> Access<'a> {
+        let (stamp, site) = (by.epoch(), sites::number(site));
+        Access {
+            stamp,
+            by,
+            site,
+            launch: self.planned.first_uid,
+            proxies: None,
+        }
+    }
+
     pub(super) fn shared_place(&self, address: u32) -> Place {
         let (offset, size) = (
             address.wrapping_sub(SHARED_BASE),
@@ -51,16 +63,7 @@ impl Context<'_> {
         if self.run.checks {
             self.spend(site);
             self.with(site, |state, thread| {
-                let knowledge = &state.threads[thread].knowledge;
-                let stamp = knowledge.epoch(self.uid);
-                let access = Access {
-                    stamp,
-                    own: stamp,
-                    site: sites::number(site),
-                    view: &knowledge.view,
-                    launch: self.planned.first_uid,
-                    proxies: None,
-                };
+                let access = self.plain_access(&state.threads[thread].knowledge, site);
                 let first = (address - SHARED_BASE) as usize / GRANULE;
                 let granules = first..first + bytes as usize / GRANULE;
                 let result = match action {
@@ -115,24 +118,11 @@ impl Context<'_> {
             return;
         }
         self.spend(site);
-        let kind = match action {
-            Action::Write => GlobalAccess::Write,
-            Action::ConstantRead => GlobalAccess::ReadConstant,
-            _ => GlobalAccess::Read,
-        };
+        let kind = GlobalAccess::plain(action);
         self.with(site, |state, thread| {
             let writes = action == Action::Write;
             let range = self.global_range(address, bytes, bytes, action, writes)?;
-            let knowledge = &state.threads[thread].knowledge;
-            let stamp = knowledge.epoch(self.uid);
-            let access = Access {
-                stamp,
-                own: stamp,
-                site: sites::number(site),
-                view: &knowledge.view,
-                launch: self.planned.first_uid,
-                proxies: None,
-            };
+            let access = self.plain_access(&state.threads[thread].knowledge, site);
             range
                 .access(address, bytes as usize, &access, kind)
                 .map_err(|(address, conflict)| {

@@ -2,15 +2,15 @@
 
 use super::copies::{Copies, Queue};
 use super::exchange::{Barrier, Warp};
-use super::knowledge::Knowledge;
 use super::mbarrier::Mbarrier;
 use super::request::{Reply, Request};
 use super::run::{Planned, Run, SHARED_BASE, Site};
-use crate::check::{Granules, View};
+use crate::check::{Gather, Granules, Knowledge, View};
 use crate::schedule::Ready;
 use crate::{Fault, FaultKind};
 use corosensei::Yielder;
 use std::cell::{Cell, RefCell, UnsafeCell};
+use std::panic::Location;
 use std::sync::Arc;
 
 thread_local! {
@@ -62,7 +62,7 @@ pub(super) struct State {
     pub requests: Vec<(u32, Request)>,
     pub finished: u32,
     /// What the finished threads knew.
-    pub end: View,
+    pub end: Gather,
     pub fault: Option<Fault>,
     pub switches: u64,
     /// A hash of the order in which threads ran.
@@ -101,12 +101,11 @@ impl<'r> Context<'r> {
         let warps = launch.block / 32;
         // Neighbouring blocks get unrelated sequences.
         let seed = run.schedule.seed ^ u64::from(uid).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let view = View::new(uid, planned.start_floor);
-        let shared_view = Arc::new(view.clone());
+        let view = Arc::new(View::new(uid, planned.start_floor));
         let thread = |slot| Thread {
             yielder: std::ptr::null(),
             waiting: Waiting::Nothing,
-            knowledge: Knowledge::new(slot, shared_view.clone()),
+            knowledge: Knowledge::new(uid, slot, view.clone()),
             reply: 0,
             queues: Default::default(),
         };
@@ -125,7 +124,7 @@ impl<'r> Context<'r> {
             granules: Granules::new(granules as usize),
             requests: Vec::new(),
             finished: 0,
-            end: view,
+            end: Gather::default(),
             fault: None,
             switches: 0,
             order: 0,
@@ -176,21 +175,35 @@ impl<'r> Context<'r> {
     /// Called when a thread's body has returned.
     pub fn finish(&self) {
         let state = &mut *self.state.borrow_mut();
+        let index = self.thread.get() as usize;
+        self.drain_copies(state, index);
         state.finished += 1;
-        let thread = &mut state.threads[self.thread.get() as usize];
-        thread.waiting = Waiting::Finished;
+        state.threads[index].waiting = Waiting::Finished;
         if self.run.checks {
-            state.end.join(&thread.knowledge.view);
-        }
-        if state.finished == self.planned.launch.block && self.run.checks {
-            let unwaited = state.copies.unwaited(self.uid, &state.end);
-            if let Some((thread, site)) = unwaited {
-                let fault = self
-                    .run
-                    .fault(self.uid, thread, site, FaultKind::CopyNotAwaited);
+            if let Err((thread, site, kind)) = self.check_end(state, index) {
+                let fault = self.run.fault(self.uid, thread, site, kind);
                 state.fault.get_or_insert(fault);
             }
         }
+    }
+
+    /// Checks, when the last thread ends, that somebody has waited for every copy.
+    fn check_end(&self, state: &mut State, thread: usize) -> Result<(), (u32, Site, FaultKind)> {
+        let limit = |kind| (thread as u32, Location::caller(), kind);
+        state
+            .end
+            .add(&mut state.threads[thread].knowledge)
+            .map_err(limit)?;
+        if state.finished < self.planned.launch.block {
+            return Ok(());
+        }
+        let unwaited = state
+            .end
+            .take()
+            .and_then(|view| state.copies.unwaited(self.uid, &view));
+        unwaited.map_or(Ok(()), |(thread, site)| {
+            Err((thread, site, FaultKind::CopyNotAwaited))
+        })
     }
 
     pub fn finished(&self) -> bool {

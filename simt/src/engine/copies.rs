@@ -8,34 +8,29 @@ use crate::fault::Action;
 use crate::memory::GlobalAccess;
 use crate::schedule::CopyTiming;
 use crate::{Fault, FaultKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-/// Which of a thread's queues.
+/// A thread's copies that complete in groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Bulk stores, in groups.
+    /// Bulk stores.
     Bulk,
-    /// Copies of a few bytes to shared memory, in groups.
+    /// Copies of a few bytes to shared memory.
     Small,
 }
 
-/// A thread's copies that complete in groups.
-#[derive(Clone, Copy, Debug, Default)]
+/// One kind of a thread's copies.
+#[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// Slots of its accesses of shared and of global memory.
+    /// Slots of its accesses of shared and of global memory; their clock is the group plus 1.
     slots: Option<(u32, u32)>,
     /// Groups closed so far: the index of the open one.
     closed: u32,
+    /// Copies that have not happened, with their groups.
+    waiting: VecDeque<(u32, Copy)>,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Tracking {
-    /// Counts towards a phase of an mbarrier.
-    Phase { mbarrier: usize, phase: u32 },
-    /// Belongs to a group of the issuing thread's queue.
-    Group { kind: Kind, group: u32 },
-}
-
+/// A copy between shared and global memory.
 #[derive(Clone, Copy, Debug)]
 struct Copy {
     thread: u32,
@@ -43,16 +38,24 @@ struct Copy {
     shared: u32,
     global: usize,
     bytes: u32,
-    to_global: bool,
-    tracking: Tracking,
+    on_shared: Action,
+    on_global: Action,
+}
+
+/// A copy that counts towards a phase of an mbarrier.
+#[derive(Debug)]
+struct PhaseCopy {
+    mbarrier: usize,
+    phase: u32,
+    copy: Copy,
 }
 
 /// The copies of a block.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    in_flight: Vec<Copy>,
+    in_flight: Vec<PhaseCopy>,
     /// For each slot after the threads', whether it belongs to the asynchronous proxy.
-    pub queues: Vec<bool>,
+    queues: Vec<bool>,
     /// The last copy of each slot that must be waited for: its clock, thread and place.
     last: BTreeMap<u32, (u32, u32, Site)>,
 }
@@ -71,8 +74,11 @@ impl Copies {
 
     /// The bytes of some copy that counts towards a phase and has not happened yet.
     pub fn under_way(&self, mbarrier: usize, phase: u32) -> Option<u32> {
-        let counts = |copy: &&Copy| matches!(copy.tracking, Tracking::Phase { mbarrier: m, phase: p } if m == mbarrier && p == phase);
-        self.in_flight.iter().find(counts).map(|copy| copy.bytes)
+        let counts = |copy: &&PhaseCopy| (copy.mbarrier, copy.phase) == (mbarrier, phase);
+        self.in_flight
+            .iter()
+            .find(counts)
+            .map(|other| other.copy.bytes)
     }
 
     /// The thread and place of a copy whose end `view` does not know of.
@@ -96,7 +102,7 @@ impl Context<'_> {
                 state.mbarriers[mbarrier].slot,
                 state.mbarriers[mbarrier].phase,
             );
-            let tracking = Tracking::Phase { mbarrier, phase };
+            let (on_shared, on_global) = (Action::Write, Action::Read);
             let thread = thread as u32;
             let copy = Copy {
                 thread,
@@ -104,187 +110,180 @@ impl Context<'_> {
                 shared,
                 global,
                 bytes,
-                to_global: false,
-                tracking,
+                on_shared,
+                on_global,
             };
-            self.issue(state, copy, 16, (slot, slot), phase + 1)
+            self.check_copy(state, &copy, None, (slot, slot), phase + 1)?;
+            state.copies.in_flight.push(PhaseCopy {
+                mbarrier,
+                phase,
+                copy,
+            });
+            if self.run.schedule.copies == CopyTiming::Immediate {
+                let last = state.copies.in_flight.len() - 1;
+                self.perform_phase_copy(state, last)?;
+            }
+            Ok(())
         });
     }
 
     /// A bulk copy from shared to global memory, in the thread's open group.
     pub fn bulk_store(&self, site: Site, shared: u32, global: usize, bytes: u32) {
-        self.group_copy(site, shared, global, bytes, Kind::Bulk);
-    }
-
-    /// A copy of 4, 8 or 16 bytes from global to shared memory, in the thread's open group.
-    pub fn small_copy(&self, site: Site, shared: u32, global: usize, bytes: u32) {
-        self.group_copy(site, shared, global, bytes, Kind::Small);
-    }
-
-    fn group_copy(&self, site: Site, shared: u32, global: usize, bytes: u32, kind: Kind) {
-        self.with(site, |state, thread| {
-            let threads = self.planned.launch.block;
-            let bulk = kind == Kind::Bulk;
-            let queue = &mut state.threads[thread].queues[kind as usize];
-            if queue.slots.is_none() {
-                let of_shared = state.copies.add_slot(threads, bulk)?;
-                let of_global = if bulk {
-                    state.copies.add_slot(threads, bulk)?
-                } else {
-                    of_shared
-                };
-                queue.slots = Some((of_shared, of_global));
-            }
-            let slots = queue.slots.unwrap_or_default();
-            let group = queue.closed;
-            let tracking = Tracking::Group { kind, group };
-            let thread = thread as u32;
-            let copy = Copy {
-                thread,
-                site,
-                shared,
-                global,
-                bytes,
-                to_global: bulk,
-                tracking,
-            };
-            self.issue(state, copy, if bulk { 16 } else { bytes }, slots, group + 1)
-        });
-    }
-
-    fn issue(
-        &self,
-        state: &mut State,
-        copy: Copy,
-        align: u32,
-        (of_shared, of_global): (u32, u32),
-        clock: u32,
-    ) -> Result<(), FaultKind> {
-        let Copy {
+        let (on_shared, on_global) = (Action::Read, Action::Write);
+        let thread = self.thread.get();
+        let copy = Copy {
+            thread,
+            site,
             shared,
             global,
             bytes,
-            to_global,
-            ..
-        } = copy;
-        if bytes == 0 || !bytes.is_multiple_of(align) {
-            return Err(FaultKind::InvalidCopy { bytes });
-        }
-        let (to, from) = (Action::Write, Action::Read);
-        let (on_shared, on_global) = if to_global { (from, to) } else { (to, from) };
-        self.shared_range(shared, bytes, align, on_shared)?;
-        if self.run.checks {
-            self.global_range(global, bytes, align, on_global, to_global)?;
-            self.check_shared(
-                state,
-                &copy,
-                Epoch::new(self.uid, of_shared, clock),
-                on_shared,
-            )?;
-            self.check_global(
-                state,
-                &copy,
-                Epoch::new(self.uid, of_global, clock),
-                on_global,
-            )?;
-            state
-                .copies
-                .last
-                .insert(of_shared, (clock, copy.thread, copy.site));
-        }
-        if self.run.schedule.copies == CopyTiming::Immediate {
-            return self.perform(state, copy);
-        }
-        state.copies.in_flight.push(copy);
-        Ok(())
+            on_shared,
+            on_global,
+        };
+        self.group_copy(copy, Kind::Bulk);
     }
 
-    fn check_shared(
+    /// A copy of 4, 8 or 16 bytes from global to shared memory, in the thread's open group.
+    /// `on_global` says whether the source is constant.
+    pub fn small_copy(
+        &self,
+        site: Site,
+        shared: u32,
+        global: usize,
+        bytes: u32,
+        on_global: Action,
+    ) {
+        let (thread, on_shared) = (self.thread.get(), Action::Write);
+        let copy = Copy {
+            thread,
+            site,
+            shared,
+            global,
+            bytes,
+            on_shared,
+            on_global,
+        };
+        self.group_copy(copy, Kind::Small);
+    }
+
+    fn group_copy(&self, copy: Copy, kind: Kind) {
+        self.with(copy.site, |state, thread| {
+            let threads = self.planned.launch.block;
+            let bulk = kind == Kind::Bulk;
+            let State {
+                copies,
+                threads: all,
+                ready,
+                ..
+            } = state;
+            let queue = &mut all[thread].queues[kind as usize];
+            let slots = match queue.slots {
+                Some(slots) => slots,
+                None => {
+                    let shared = copies.add_slot(threads, bulk)?;
+                    let global = if bulk {
+                        copies.add_slot(threads, bulk)?
+                    } else {
+                        shared
+                    };
+                    *queue.slots.insert((shared, global))
+                }
+            };
+            let group = queue.closed;
+            let now = match self.run.schedule.copies {
+                CopyTiming::Immediate => true,
+                CopyTiming::Random => ready.random().bool(),
+                CopyTiming::Late => false,
+            };
+            self.check_copy(state, &copy, Some(kind), slots, group + 1)?;
+            if now {
+                self.perform(copy);
+            } else {
+                let queue = &mut state.threads[thread].queues[kind as usize];
+                queue.waiting.push_back((group, copy));
+            }
+            Ok(())
+        });
+    }
+
+    /// Checks and records the accesses of a copy at its issue: until it is waited for they
+    /// conflict with those of every thread.
+    fn check_copy(
         &self,
         state: &mut State,
         copy: &Copy,
-        stamp: Epoch,
-        action: Action,
+        kind: Option<Kind>,
+        (of_shared, of_global): (u32, u32),
+        clock: u32,
     ) -> Result<(), FaultKind> {
+        let &Copy {
+            shared,
+            global,
+            bytes,
+            on_shared,
+            on_global,
+            ..
+        } = copy;
+        let align = if kind == Some(Kind::Small) { bytes } else { 16 };
+        if bytes == 0 || !bytes.is_multiple_of(align) {
+            return Err(FaultKind::InvalidCopy { bytes });
+        }
+        self.shared_range(shared, bytes, align, on_shared)?;
+        if !self.run.checks {
+            return Ok(());
+        }
+        let writes = on_global == Action::Write;
+        let range = self.global_range(global, bytes, align, on_global, writes)?;
         let State {
             threads,
             granules,
             copies,
             ..
         } = state;
-        let access = self.copy_access(
-            copy,
-            stamp,
-            Fence::Shared,
-            &threads[copy.thread as usize].knowledge,
-            &copies.queues,
-        );
-        let first = (copy.shared - SHARED_BASE) as usize / GRANULE;
-        let range = first..first + copy.bytes as usize / GRANULE;
-        let result = match action {
-            Action::Write => granules.write(range, &access),
-            _ => granules.read(range, &access, false),
+        let by = &threads[copy.thread as usize].knowledge;
+        let proxies = |fence| Proxies {
+            fence,
+            threads: self.planned.launch.block,
+            queues: &copies.queues,
+        };
+        let access = |slot, fence| Access {
+            stamp: Epoch::new(self.uid, slot, clock),
+            by,
+            site: sites::number(copy.site),
+            launch: self.planned.first_uid,
+            proxies: (kind != Some(Kind::Small)).then(|| proxies(fence)),
+        };
+        let first = (shared - SHARED_BASE) as usize / GRANULE;
+        let part = first..first + bytes as usize / GRANULE;
+        let access_shared = access(of_shared, Fence::Shared);
+        let result = match on_shared {
+            Action::Write => granules.write(part, &access_shared),
+            _ => granules.read(part, &access_shared, false),
         };
         result.map_err(|conflict| {
             let address = SHARED_BASE + (conflict.granule * GRANULE) as u32;
             self.run
-                .conflict(self.shared_place(address), action, conflict)
-        })
-    }
-
-    fn check_global(
-        &self,
-        state: &State,
-        copy: &Copy,
-        stamp: Epoch,
-        action: Action,
-    ) -> Result<(), FaultKind> {
-        let knowledge = &state.threads[copy.thread as usize].knowledge;
-        let access = self.copy_access(copy, stamp, Fence::Global, knowledge, &state.copies.queues);
-        let kind = match action {
-            Action::Write => GlobalAccess::Write,
-            _ => GlobalAccess::Read,
-        };
-        let range = self.global_range(copy.global, copy.bytes, 1, action, copy.to_global)?;
-        range
-            .access(copy.global, copy.bytes as usize, &access, kind)
-            .map_err(|(address, conflict)| {
-                self.run
-                    .conflict(self.run.global_place(address), action, conflict)
-            })
-    }
-
-    fn copy_access<'a>(
-        &self,
-        copy: &Copy,
-        stamp: Epoch,
-        fence: Fence,
-        knowledge: &'a super::knowledge::Knowledge,
-        queues: &'a [bool],
-    ) -> Access<'a> {
-        let small = matches!(
-            copy.tracking,
-            Tracking::Group {
-                kind: Kind::Small,
-                ..
-            }
+                .conflict(self.shared_place(address), on_shared, conflict)
+        })?;
+        let kind = GlobalAccess::plain(on_global);
+        let result = range.access(
+            global,
+            bytes as usize,
+            &access(of_global, Fence::Global),
+            kind,
         );
-        let proxies = Proxies {
-            fence,
-            threads: self.planned.launch.block,
-            queues,
-        };
-        Access {
-            stamp,
-            own: knowledge.epoch(self.uid),
-            site: sites::number(copy.site),
-            view: &knowledge.view,
-            launch: self.planned.first_uid,
-            proxies: (!small).then_some(proxies),
-        }
+        result.map_err(|(address, conflict)| {
+            self.run
+                .conflict(self.run.global_place(address), on_global, conflict)
+        })?;
+        state
+            .copies
+            .last
+            .insert(of_shared, (clock, copy.thread, copy.site));
+        Ok(())
     }
 
-    fn perform(&self, state: &mut State, copy: Copy) -> Result<(), FaultKind> {
+    fn perform(&self, copy: Copy) {
         let shared = self
             .shared_pointer(copy.shared, copy.bytes)
             .expect("checked when issued");
@@ -293,36 +292,43 @@ impl Context<'_> {
         // SAFETY: both ranges were checked when the copy was issued (the global one is the
         // kernel's obligation where checks are off); only this OS thread touches shared memory.
         unsafe {
-            if copy.to_global {
+            if copy.on_global == Action::Write {
                 raw::copy_out(global, shared, bytes);
             } else {
                 raw::copy_in(shared, global, bytes);
             }
         }
-        if let Tracking::Phase { mbarrier, .. } = copy.tracking {
-            state.mbarriers[mbarrier].bytes -= i64::from(copy.bytes);
-            state.settle(mbarrier)?;
-        }
-        Ok(())
     }
 
-    /// Performs a copy now and then; with `must`, one if there is any. Says whether it did.
+    fn perform_phase_copy(&self, state: &mut State, index: usize) -> Result<(), FaultKind> {
+        let PhaseCopy { mbarrier, copy, .. } = state.copies.in_flight.remove(index);
+        self.perform(copy);
+        state.mbarriers[mbarrier].bytes -= i64::from(copy.bytes);
+        state.settle(mbarrier)
+    }
+
+    /// Performs a copy that an mbarrier tracks now and then; with `must`, one if there is any.
+    /// Says whether it did.
     pub fn progress_copies(&self, must: bool) -> Result<bool, Fault> {
         let state = &mut *self.state.borrow_mut();
         let count = state.copies.in_flight.len();
-        let timing = self.run.schedule.copies;
-        let now = must || timing == CopyTiming::Random && state.ready.random().u8(0..16) == 0;
-        if count == 0 || !now {
+        if count == 0 {
             return Ok(false);
         }
-        let index = if self.run.schedule.seed == 0 {
-            0
-        } else {
+        let timing = self.run.schedule.copies;
+        let now = must || timing == CopyTiming::Random && state.ready.random().u8(0..16) == 0;
+        if !now {
+            return Ok(false);
+        }
+        let random = self.run.schedule.seed != 0;
+        let index = if random {
             state.ready.random().usize(0..count)
+        } else {
+            0
         };
-        let copy = state.copies.in_flight.remove(index);
-        let result = self.perform(state, copy);
-        result.map_err(|kind| self.run.fault(self.uid, copy.thread, copy.site, kind))?;
+        let Copy { thread, site, .. } = state.copies.in_flight[index].copy;
+        let result = self.perform_phase_copy(state, index);
+        result.map_err(|kind| self.run.fault(self.uid, thread, site, kind))?;
         Ok(true)
     }
 
@@ -338,24 +344,31 @@ impl Context<'_> {
     /// source, and with `entirely`, have written too.
     pub fn wait_groups(&self, site: Site, kind: Kind, pending: u32, entirely: bool) {
         self.with(site, |state, thread| {
-            let queue = state.threads[thread].queues[kind as usize];
+            let thread = &mut state.threads[thread];
+            let queue = &mut thread.queues[kind as usize];
             let done = queue.closed.saturating_sub(pending);
-            let waited = |copy: &Copy| {
-                let of_queue = matches!(copy.tracking, Tracking::Group { kind: k, group } if k == kind && group < done);
-                of_queue && copy.thread == thread as u32
-            };
-            while let Some(index) = state.copies.in_flight.iter().position(waited) {
-                let copy = state.copies.in_flight.remove(index);
-                self.perform(state, copy)?;
+            let ready = |&(group, _): &(u32, Copy)| group < done;
+            let count = queue.waiting.iter().take_while(|copy| ready(copy)).count();
+            for (_, copy) in queue.waiting.drain(..count) {
+                self.perform(copy);
             }
-            if let Some((of_shared, of_global)) = queue.slots.filter(|_| self.run.checks) {
-                let knowledge = &mut state.threads[thread].knowledge;
-                knowledge.learn_slot(of_shared, done);
+            if let Some((of_shared, of_global)) = queue.slots {
+                thread.knowledge.wait_for(of_shared, done);
                 if entirely {
-                    knowledge.learn_slot(of_global, done);
+                    thread.knowledge.wait_for(of_global, done);
                 }
             }
             Ok(())
         });
+    }
+
+    /// Performs what is left of a thread's copies when it ends.
+    pub(super) fn drain_copies(&self, state: &mut State, thread: usize) {
+        for queue in &mut state.threads[thread].queues {
+            queue
+                .waiting
+                .drain(..)
+                .for_each(|(_, copy)| self.perform(copy));
+        }
     }
 }

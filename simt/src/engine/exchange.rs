@@ -1,9 +1,9 @@
 //! Barriers of the block and exchanges of the warp.
 
 use super::context::{Context, State, Waiting};
-use super::knowledge::Gather;
 use super::run::Site;
 use crate::FaultKind;
+use crate::check::Gather;
 use crate::fault::Absent;
 use std::sync::Arc;
 
@@ -157,7 +157,9 @@ fn complete(state: &mut State, id: usize) {
     for (thread, waits) in barrier.arrived.drain(..) {
         if waits {
             if let Some(view) = &joined {
-                state.threads[thread as usize].knowledge.view = view.clone();
+                state.threads[thread as usize]
+                    .knowledge
+                    .set_view(view.clone());
             }
             state.ready.push(thread);
         }
@@ -173,7 +175,7 @@ fn order_warp(state: &mut State, first: usize) -> Result<(), FaultKind> {
     if let Some(view) = gather.take().map(Arc::new) {
         lanes
             .iter_mut()
-            .for_each(|lane| lane.knowledge.view = view.clone());
+            .for_each(|lane| lane.knowledge.set_view(view.clone()));
     }
     Ok(())
 }

@@ -1,9 +1,8 @@
 //! mbarriers: phases that complete when all arrivals and all announced bytes have come.
 
 use super::context::{Context, State, Waiting};
-use super::knowledge::Gather;
 use super::run::{SHARED_BASE, Site};
-use crate::check::{Access, ConflictKind, Epoch, Fence, GRANULE, View, sites};
+use crate::check::{ConflictKind, Epoch, Fence, GRANULE, Gather, View};
 use crate::fault::Action;
 use crate::{FaultKind, MbarrierProblem};
 use std::sync::Arc;
@@ -117,16 +116,9 @@ impl Context<'_> {
                 return Err(fault(address, MbarrierProblem::AlreadyInitialised));
             }
             let knowledge = &state.threads[thread].knowledge;
-            let init = knowledge.epoch(self.uid);
+            let init = knowledge.epoch();
             if self.run.checks {
-                let access = Access {
-                    stamp: init,
-                    own: init,
-                    site: sites::number(site),
-                    view: &knowledge.view,
-                    launch: self.planned.first_uid,
-                    proxies: None,
-                };
+                let access = self.plain_access(knowledge, site);
                 let first = (address - SHARED_BASE) as usize / GRANULE;
                 let result = state
                     .granules
@@ -177,7 +169,7 @@ impl Context<'_> {
             state.mbarriers[index].init,
             &state.threads[thread].knowledge,
         );
-        let known = knowledge.view.knows(init) || init.same_slot(knowledge.epoch(self.uid));
+        let known = knowledge.knows(init);
         if self.run.checks && !known {
             return Err(fault(address, MbarrierProblem::InitNotOrdered(init.slot())));
         }
@@ -194,7 +186,7 @@ impl Context<'_> {
         let index = self.known_mbarrier(state, thread, address)?;
         let (init, view) = (
             state.mbarriers[index].init,
-            &state.threads[thread].knowledge.view,
+            state.threads[thread].knowledge.view(),
         );
         let fenced = view.fenced(Fence::Init, init) || view.fenced(Fence::Shared, init);
         if self.run.checks && !fenced {
@@ -237,13 +229,13 @@ impl Context<'_> {
                 };
                 let knowledge = &mut state.threads[thread].knowledge;
                 match &mbarrier.learnt {
-                    Some((before, after)) if Arc::ptr_eq(before, &knowledge.view) => {
-                        knowledge.view = after.clone();
+                    Some((before, after)) if Arc::ptr_eq(before, knowledge.view()) => {
+                        knowledge.set_view(after.clone());
                     }
                     _ => {
-                        let before = knowledge.view.clone();
+                        let before = knowledge.view().clone();
                         knowledge.learn(released);
-                        mbarrier.learnt = Some((before, knowledge.view.clone()));
+                        mbarrier.learnt = Some((before, knowledge.view().clone()));
                     }
                 }
                 Ok(true)

@@ -6,7 +6,6 @@ mod context;
 mod copies;
 mod exchange;
 mod grid;
-mod knowledge;
 mod mbarrier;
 pub(crate) mod raw;
 mod request;

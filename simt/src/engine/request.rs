@@ -3,7 +3,7 @@
 
 use super::context::{Context, Waiting};
 use super::run::Site;
-use crate::check::{Epoch, View};
+use crate::check::{Knowledge, View};
 use crate::fault::Action;
 use std::sync::Arc;
 
@@ -37,8 +37,7 @@ pub(crate) struct Atomic {
     pub bytes: u32,
     pub operation: Operation,
     pub site: Site,
-    pub stamp: Epoch,
-    pub view: Arc<View>,
+    pub by: Knowledge,
     /// What it publishes.
     pub release: Option<Arc<View>>,
     /// Whether what it reads is learnt at once, or at the next fence.
@@ -104,8 +103,7 @@ impl Context<'_> {
                 self.global_range(address, bytes, bytes, Action::Atomic, writes)?;
             }
             let knowledge = &mut state.threads[thread].knowledge;
-            let stamp = knowledge.epoch(self.uid);
-            let view = knowledge.view.clone();
+            let by = knowledge.clone();
             let releases = matches!(ordering, Ordering::Release | Ordering::AcquireRelease);
             let release = match releases {
                 _ if !self.run.checks || operation.only_reads() => None,
@@ -118,8 +116,7 @@ impl Context<'_> {
                 bytes,
                 operation,
                 site,
-                stamp,
-                view,
+                by,
                 release,
                 acquires,
             };

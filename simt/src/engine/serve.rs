@@ -181,10 +181,9 @@ impl<'r> Server<'r> {
             return Ok(());
         }
         let access = Access {
-            stamp: atomic.stamp,
-            own: atomic.stamp,
+            stamp: atomic.by.epoch(),
+            by: &atomic.by,
             site: sites::number(atomic.site),
-            view: &atomic.view,
             launch: self.run.launches[resident.launch].first_uid,
             proxies: None,
         };

@@ -1,15 +1,20 @@
 //! What threads know, and how barriers pass it on.
 
+use super::{Epoch, Fence, MAX_CLOCK, View};
 use crate::FaultKind;
-use crate::check::{Epoch, Fence, MAX_CLOCK, View};
 use std::sync::Arc;
 
 /// A thread's clock and view.
 #[derive(Clone, Debug)]
 pub(crate) struct Knowledge {
-    clock: u32,
+    uid: u32,
     slot: u32,
-    pub view: Arc<View>,
+    clock: u32,
+    /// What happened before, except for its own accesses.
+    view: Arc<View>,
+    /// Up to which clock it has waited for the slots of its own copies. Apart from the view,
+    /// which most threads of a block share.
+    copies: Vec<(u32, u32)>,
     /// Published by the last fence.
     fenced: Option<Arc<View>>,
     /// Read by relaxed atomics; learnt at the next fence.
@@ -17,23 +22,48 @@ pub(crate) struct Knowledge {
 }
 
 impl Knowledge {
-    pub fn new(slot: u32, view: Arc<View>) -> Self {
+    pub fn new(uid: u32, slot: u32, view: Arc<View>) -> Self {
         Self {
-            clock: 1,
+            uid,
             slot,
+            clock: 1,
             view,
+            copies: Vec::new(),
             fenced: None,
             read: None,
         }
     }
 
     /// The stamp of the thread's accesses now.
-    pub fn epoch(&self, uid: u32) -> Epoch {
-        Epoch::new(uid, self.slot, self.clock)
+    pub fn epoch(&self) -> Epoch {
+        Epoch::new(self.uid, self.slot, self.clock)
+    }
+
+    pub fn view(&self) -> &Arc<View> {
+        &self.view
+    }
+
+    /// Replaces the view by one that holds all of it.
+    pub fn set_view(&mut self, view: Arc<View>) {
+        self.view = view;
+    }
+
+    pub fn knows(&self, epoch: Epoch) -> bool {
+        self.is_own(epoch) || self.view.knows(epoch) || self.waited_for(epoch)
+    }
+
+    /// Whether it is an access of the thread itself.
+    fn is_own(&self, epoch: Epoch) -> bool {
+        epoch.uid() == self.uid && epoch.slot() == self.slot
+    }
+
+    fn waited_for(&self, epoch: Epoch) -> bool {
+        let of = |&(slot, clock): &(u32, u32)| slot == epoch.slot() && epoch.clock() <= clock;
+        epoch.uid() == self.uid && self.copies.iter().any(of)
     }
 
     /// Later accesses are not covered by what was published so far.
-    pub fn tick(&mut self) -> Result<(), FaultKind> {
+    fn tick(&mut self) -> Result<(), FaultKind> {
         self.clock += 1;
         if self.clock >= MAX_CLOCK {
             let message = format!("{MAX_CLOCK} synchronisations of one thread");
@@ -42,10 +72,18 @@ impl Knowledge {
         Ok(())
     }
 
+    /// Adds its own accesses and copies to a view.
+    fn add_own(&self, view: &mut View) {
+        view.set(self.slot, self.clock);
+        self.copies
+            .iter()
+            .for_each(|&(slot, clock)| view.set(slot, clock));
+    }
+
     /// Everything the thread knows, its own accesses included.
     pub fn publish(&mut self) -> Result<Arc<View>, FaultKind> {
         let mut view = View::clone(&self.view);
-        view.set(self.slot, self.clock);
+        self.add_own(&mut view);
         self.tick()?;
         Ok(Arc::new(view))
     }
@@ -54,16 +92,20 @@ impl Knowledge {
         Arc::make_mut(&mut self.view).join(other);
     }
 
-    /// Learns of accesses of a queue of copies.
-    pub fn learn_slot(&mut self, slot: u32, clock: u32) {
-        Arc::make_mut(&mut self.view).set(slot, clock);
+    /// It has waited for its copies of a slot up to a clock.
+    pub fn wait_for(&mut self, slot: u32, clock: u32) {
+        match self.copies.iter_mut().find(|(known, _)| *known == slot) {
+            Some((_, known)) => *known = clock.max(*known),
+            None => self.copies.push((slot, clock)),
+        }
     }
 
     /// Makes everything known, its own accesses included, visible to the asynchronous proxy.
     pub fn fence_proxy(&mut self, fence: Fence) -> Result<(), FaultKind> {
-        let view = Arc::make_mut(&mut self.view);
-        view.set(self.slot, self.clock);
+        let mut view = View::clone(&self.view);
+        self.add_own(&mut view);
         view.fence(fence);
+        self.view = Arc::new(view);
         self.tick()
     }
 
@@ -119,7 +161,7 @@ impl Gather {
                 joined
             }
         };
-        joined.set(knowledge.slot, knowledge.clock);
+        knowledge.add_own(joined);
         self.recent = Some(view.clone());
         knowledge.tick()
     }
