@@ -9,6 +9,7 @@
 pub mod backend;
 pub mod error;
 pub mod golden;
+pub mod inputs;
 pub mod op;
 pub mod plan;
 pub mod ptx;

@@ -8,22 +8,30 @@ use crate::validate;
 use crate::view::RowsView;
 use cake_rmsnorm_kernels::params::{BackwardParams, ForwardParams, ReduceParams};
 
+/// A launch with its parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    /// The launch.
+    pub launch: Launch,
+    /// The kernel's parameter struct.
+    pub params: *const u8,
+}
+
 /// Launches kernels on a device.
 pub trait Launcher {
     /// The device that plans are made for.
     fn properties(&self) -> &DeviceProperties;
 
-    /// Enqueues a kernel whose parameter struct is at `params`.
+    /// Enqueues kernels, one after the other.
     ///
     /// # Errors
-    /// - What the device reports.
+    /// - What the device reports. Kernels before the one that failed may have been enqueued.
     ///
     /// # Safety
-    /// - `params` points to the kernel's parameter struct, of [`Kernel::param_bytes`] bytes.
-    /// - The launch keeps the kernel's contract, with buffers that stay valid until it completed.
-    ///
-    /// [`Kernel::param_bytes`]: cake_rmsnorm_kernels::contract::Kernel::param_bytes
-    unsafe fn launch(&self, launch: &Launch, params: *const u8) -> Result<()>;
+    /// - Each [`Bound::params`] points to the kernel's parameter struct.
+    /// - The launches keep their kernels' contracts, with buffers that stay valid until they
+    ///   completed.
+    unsafe fn launch(&self, launches: &[Bound]) -> Result<()>;
 
     /// Enqueues zeroing of `len` FP32 values.
     ///
@@ -62,7 +70,7 @@ impl<L: Launcher> Backend for L {
         };
         // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for them;
         // the caller vouches for the memory.
-        unsafe { self.launch(&launch, (&raw const params).cast()) }
+        unsafe { self.launch(&[Bound { launch, params: (&raw const params).cast() }]) }
     }
 
     unsafe fn backward(&self, op: &RmsNorm, args: &BackwardArgs) -> Result<()> {
@@ -92,10 +100,12 @@ impl<L: Launcher> Backend for L {
             leaf_log2: plan.leaf.leaf_log2,
             run_log2: plan.leaf.run_log2,
         };
-        // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for them;
-        // the caller vouches for the memory.
-        unsafe { self.launch(&main, (&raw const params).cast())? };
-        let Some(reduce) = plan.reduce else { return Ok(()) };
+        let main = Bound { launch: main, params: (&raw const params).cast() };
+        let Some(reduce) = plan.reduce else {
+            // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for
+            // them; the caller vouches for the memory.
+            return unsafe { self.launch(&[main]) };
+        };
         let params = ReduceParams {
             nodes: pointer(args.workspace.address),
             dw: pointer_mut(args.dw.address),
@@ -104,8 +114,9 @@ impl<L: Launcher> Backend for L {
             edge_nodes: plan.leaf.edge_nodes(),
             chunk_log2: plan.chunk_log2,
         };
-        // SAFETY: as above; the nodes are what the first launch stores.
-        unsafe { self.launch(&reduce, (&raw const params).cast()) }
+        let reduce = Bound { launch: reduce, params: (&raw const params).cast() };
+        // SAFETY: as above; the nodes that the second launch reads are what the first stores.
+        unsafe { self.launch(&[main, reduce]) }
     }
 }
 

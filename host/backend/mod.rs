@@ -4,8 +4,9 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod launcher;
+pub mod sim;
 
-pub use launcher::Launcher;
+pub use launcher::{Bound, Launcher};
 
 use crate::error::Result;
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};

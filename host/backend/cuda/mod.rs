@@ -10,9 +10,9 @@ mod driver;
 pub use buffer::DeviceBuffer;
 pub use device::Device;
 
-use super::Launcher;
+use super::launcher::{Bound, Launcher};
 use crate::error::Result;
-use crate::plan::{DeviceProperties, Launch};
+use crate::plan::DeviceProperties;
 use cust::sys;
 use driver::{Configuration, check};
 
@@ -75,17 +75,22 @@ impl Launcher for Cuda {
         &self.properties
     }
 
-    unsafe fn launch(&self, launch: &Launch, params: *const u8) -> Result<()> {
-        let function = self.device.function(launch.kernel)?;
-        let configuration = Configuration {
-            grid: launch.grid,
-            block: launch.block,
-            shared_bytes: launch.shared_bytes,
-            stream: self.stream,
-            dependent: launch.dependent && self.properties.compute_capability.0 >= 9,
-        };
-        // SAFETY: the caller's obligations; the function belongs to the context.
-        self.device.with_context(|| unsafe { driver::launch(function, &configuration, params) })
+    unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
+        self.device.with_context(|| {
+            for Bound { launch, params } in launches {
+                let function = self.device.function(launch.kernel)?;
+                let configuration = Configuration {
+                    grid: launch.grid,
+                    block: launch.block,
+                    shared_bytes: launch.shared_bytes,
+                    stream: self.stream,
+                    dependent: launch.dependent && self.properties.compute_capability.0 >= 9,
+                };
+                // SAFETY: the caller's obligations; the function belongs to the context.
+                unsafe { driver::launch(function, &configuration, *params)? };
+            }
+            Ok(())
+        })
     }
 
     unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()> {
