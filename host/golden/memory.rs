@@ -1,0 +1,97 @@
+//! Raw memory of an operator's arguments, shared between threads.
+
+use crate::view::{RowsView, VectorView};
+use std::slice;
+
+/// A BF16 matrix to read.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    base: *const u16,
+    stride: isize,
+    hidden: usize,
+}
+
+// SAFETY: a plain address; whoever reads through it vouches for the memory.
+unsafe impl Send for Rows {}
+// SAFETY: as above.
+unsafe impl Sync for Rows {}
+
+impl Rows {
+    pub(super) fn new(view: &RowsView) -> Self {
+        Self {
+            base: view.address as usize as *const u16,
+            stride: view.stride as isize,
+            hidden: view.hidden as usize,
+        }
+    }
+
+    /// # Safety
+    /// - The row is inside live memory that nobody writes while the slice lives.
+    pub(super) unsafe fn row<'a>(&self, row: usize) -> &'a [u16] {
+        let start = self.base.wrapping_offset(row as isize * self.stride);
+        // SAFETY: the caller's obligation.
+        unsafe { slice::from_raw_parts(start, self.hidden) }
+    }
+}
+
+/// A BF16 matrix to write.
+#[derive(Clone, Copy)]
+pub(super) struct RowsMut(Rows);
+
+impl RowsMut {
+    pub(super) fn new(view: &RowsView) -> Self {
+        Self(Rows::new(view))
+    }
+
+    /// # Safety
+    /// - The row is inside live memory that nobody else accesses while the slice lives.
+    pub(super) unsafe fn row<'a>(&self, row: usize) -> &'a mut [u16] {
+        let start = self.0.base.wrapping_offset(row as isize * self.0.stride).cast_mut();
+        // SAFETY: the caller's obligation.
+        unsafe { slice::from_raw_parts_mut(start, self.0.hidden) }
+    }
+}
+
+/// An FP32 vector to read.
+#[derive(Clone, Copy)]
+pub(super) struct Elements(*const f32);
+
+// SAFETY: a plain address; whoever reads through it vouches for the memory.
+unsafe impl Send for Elements {}
+// SAFETY: as above.
+unsafe impl Sync for Elements {}
+
+impl Elements {
+    pub(super) fn new(view: &VectorView) -> Self {
+        Self(view.address as usize as *const f32)
+    }
+
+    /// # Safety
+    /// - The element is inside live memory that nobody writes meanwhile.
+    pub(super) unsafe fn read(&self, index: usize) -> f32 {
+        // SAFETY: the caller's obligation.
+        unsafe { self.0.add(index).read() }
+    }
+}
+
+/// An FP32 vector to write.
+#[derive(Clone, Copy)]
+pub(super) struct ElementsMut(*mut f32);
+
+// SAFETY: a plain address; whoever writes through it vouches for the memory.
+unsafe impl Send for ElementsMut {}
+// SAFETY: as above.
+unsafe impl Sync for ElementsMut {}
+
+impl ElementsMut {
+    pub(super) fn new(view: &VectorView) -> Self {
+        Self(view.address as usize as *mut f32)
+    }
+
+    /// # Safety
+    /// - The element is inside live memory that nobody else accesses meanwhile.
+    pub(super) unsafe fn write(&self, index: usize, value: f32) {
+        // SAFETY: the caller's obligation.
+        unsafe { self.0.add(index).write(value) }
+    }
+}

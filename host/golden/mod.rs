@@ -1,0 +1,185 @@
+//! The golden implementation: the numerics contract (docs/numerics.md) on the CPU, bit for bit
+//! what the kernels give.
+//!
+//! It is written straight from the contract, without the kernels' data movement: row sums are
+//! 32-lane arrays, the weight gradient is a recursion over the aligned tree of leaves. It shares
+//! with the kernels only the arithmetic of single elements
+//! ([`arith`](cake_rmsnorm_kernels::arith)) and the leaf table
+//! ([`leaf`](cake_rmsnorm_kernels::leaf)). Rows and leaves are spread over rayon's threads, which
+//! changes no bit.
+//!
+//! - [`forward_slices`] and [`backward_slices`] work on slices and check them.
+//! - [`forward`] and [`backward`] work on the addresses of an operator's arguments, as a
+//!   [`Backend`](crate::backend::Backend) does.
+
+mod instructions;
+mod memory;
+mod row;
+mod slices;
+mod weight_gradient;
+
+pub use slices::{Backward, Forward, Weight, backward_slices, forward_slices};
+
+use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
+use crate::view::{Dtype, VectorView};
+use cake_rmsnorm_kernels::arith::TILE;
+use half::bf16;
+use instructions::Instructions;
+use memory::{Elements, ElementsMut, Rows, RowsMut};
+use rayon::prelude::*;
+use weight_gradient::Leaves;
+
+/// Elements worth a task of their own.
+const TASK_ELEMENTS: usize = 1 << 14;
+
+/// Forward on host addresses, of any alignment that their element types allow.
+///
+/// # Safety
+/// - The arguments' shapes and types are those of `op` (a [`Backend`](crate::backend::Backend)
+///   checks them), and addresses are aligned to their element types.
+/// - Every address is valid for the elements of its view; outputs share memory with nothing, and
+///   nobody else writes the inputs or accesses the outputs during the call.
+pub unsafe fn forward(op: &RmsNorm, args: &ForwardArgs) {
+    let task = ForwardTask {
+        x: Rows::new(&args.x),
+        residual: args.residual.as_ref().map(Rows::new),
+        // SAFETY: the weight has H elements of its type.
+        w: unsafe { widened_weight(&args.w) },
+        h: args.h.as_ref().map(RowsMut::new),
+        y: RowsMut::new(&args.y),
+        rstd: ElementsMut::new(&args.rstd),
+        eps: op.eps(),
+    };
+    // SAFETY: the caller's obligations.
+    unsafe { task.run(args.x.rows as usize, Instructions::detect()) }
+}
+
+/// Backward on host addresses, of any alignment that their element types allow. Needs no
+/// workspace.
+///
+/// # Safety
+/// - As [`forward`].
+pub unsafe fn backward(op: &RmsNorm, args: &BackwardArgs) {
+    let task = BackwardTask {
+        dy: Rows::new(&args.dy),
+        x: Rows::new(&args.x),
+        dh: args.dh.as_ref().map(Rows::new),
+        // SAFETY: the weight has H elements of its type.
+        w: unsafe { widened_weight(&args.w) },
+        rstd: Elements::new(&args.rstd),
+        dx: RowsMut::new(&args.dx),
+        hidden: op.hidden() as usize,
+    };
+    // SAFETY: the caller's obligations.
+    unsafe {
+        let dw = std::slice::from_raw_parts_mut(args.dw.address as usize as *mut f32, task.hidden);
+        task.run(args.dy.rows as usize, dw, Instructions::detect());
+    }
+}
+
+/// The weight as FP32 (exact), followed by +0 up to a multiple of the tile.
+///
+/// # Safety
+/// - The view describes live memory that nobody writes during the call.
+unsafe fn widened_weight(view: &VectorView) -> Vec<f32> {
+    let len = view.len as usize;
+    let address = view.address as usize;
+    let mut w = vec![0.0; len.next_multiple_of(TILE as usize)];
+    // SAFETY: the caller's obligation.
+    unsafe {
+        match view.dtype {
+            Dtype::F32 => w[..len].copy_from_slice(std::slice::from_raw_parts(address as *const f32, len)),
+            Dtype::Bf16 => {
+                let narrow = std::slice::from_raw_parts(address as *const bf16, len);
+                w.iter_mut().zip(narrow).for_each(|(w, narrow)| *w = narrow.to_f32());
+            }
+        }
+    }
+    w
+}
+
+/// A forward, with H free.
+struct ForwardTask {
+    x: Rows,
+    residual: Option<Rows>,
+    w: Vec<f32>,
+    h: Option<RowsMut>,
+    y: RowsMut,
+    rstd: ElementsMut,
+    eps: f32,
+}
+
+impl ForwardTask {
+    /// # Safety
+    /// - Every address is valid for `rows` rows; outputs share memory with nothing, and nobody
+    ///   else writes the inputs or accesses the outputs during the call.
+    unsafe fn run(&self, rows: usize, instructions: Instructions) {
+        // SAFETY: each row is visited once, and rows of an output do not overlap.
+        (0..rows)
+            .into_par_iter()
+            .with_min_len(TASK_ELEMENTS.div_ceil(self.w.len().max(1)))
+            .for_each(|row| unsafe { self.row(row, instructions) });
+    }
+
+    /// # Safety
+    /// - As [`ForwardTask::run`], for one row, whose outputs nobody else accesses.
+    unsafe fn row(&self, row: usize, instructions: Instructions) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            let (x, y) = (self.x.row(row), self.y.row(row));
+            let h = match (&self.residual, &self.h) {
+                (Some(residual), Some(h)) => {
+                    let (residual, h) = (residual.row(row), h.row(row));
+                    instructions.run(#[inline(always)] || row::add_residual(x, residual, h));
+                    &*h
+                }
+                _ => x,
+            };
+            let rstd = instructions.run(#[inline(always)] || row::forward(h, &self.w, self.eps, y));
+            self.rstd.write(row, rstd);
+        }
+    }
+}
+
+/// A backward, with H free.
+struct BackwardTask {
+    dy: Rows,
+    x: Rows,
+    dh: Option<Rows>,
+    w: Vec<f32>,
+    rstd: Elements,
+    dx: RowsMut,
+    hidden: usize,
+}
+
+impl BackwardTask {
+    /// # Safety
+    /// - As [`ForwardTask::run`].
+    unsafe fn run(&self, rows: usize, dw: &mut [f32], instructions: Instructions) {
+        // SAFETY: each leaf is visited once, hence each row.
+        let leaf = |rows: std::ops::Range<usize>| unsafe { self.leaf(rows, instructions) };
+        let leaves = Leaves::new(rows, self.hidden);
+        match leaves.root(&leaf, instructions) {
+            Some(root) => root.round(dw),
+            None => dw.fill(0.0),
+        }
+    }
+
+    /// dx of a leaf's rows, and the leaf's share of dw.
+    ///
+    /// # Safety
+    /// - As [`ForwardTask::run`], for the rows, whose dx nobody else accesses.
+    unsafe fn leaf(&self, rows: std::ops::Range<usize>, instructions: Instructions) -> weight_gradient::Node {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            for row in rows.clone() {
+                let (dy, x, dx) = (self.dy.row(row), self.x.row(row), self.dx.row(row));
+                let dh = self.dh.as_ref().map(|dh| dh.row(row));
+                let rstd = self.rstd.read(row);
+                instructions.run(#[inline(always)] || row::backward(dy, x, dh, &self.w, rstd, dx));
+            }
+            let terms = rows.map(|row| (self.dy.row(row), self.x.row(row), self.rstd.read(row)));
+            instructions.run(#[inline(always)] || weight_gradient::Node::leaf(self.hidden, terms))
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The golden implementation on slices: packed rows, checked.
+
+use crate::error::{Argument, Error, Result};
+use crate::op::{BackwardArgs, ForwardArgs, MAX_ROWS, RmsNorm};
+use crate::view::{Dtype, RowsView, VectorView, Workspace};
+use half::bf16;
+
+/// A weight in host memory, [H].
+#[derive(Clone, Copy, Debug)]
+pub enum Weight<'a> {
+    /// BF16.
+    Bf16(&'a [bf16]),
+    /// FP32.
+    F32(&'a [f32]),
+}
+
+impl Weight<'_> {
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Weight::Bf16(_) => Dtype::Bf16,
+            Weight::F32(_) => Dtype::F32,
+        }
+    }
+
+    fn view(&self) -> VectorView {
+        match self {
+            Weight::Bf16(w) => VectorView::bf16(w.as_ptr() as u64, w.len() as u64),
+            Weight::F32(w) => VectorView::f32(w.as_ptr() as u64, w.len() as u64),
+        }
+    }
+}
+
+/// What a forward gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forward {
+    /// BF16(x + residual), BF16 [T, H]; `None` without a residual.
+    pub h: Option<Vec<bf16>>,
+    /// y, BF16 [T, H].
+    pub y: Vec<bf16>,
+    /// rstd, FP32 [T].
+    pub rstd: Vec<f32>,
+}
+
+/// What a backward gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Backward {
+    /// Gradient of x, BF16 [T, H].
+    pub dx: Vec<bf16>,
+    /// Gradient of w, FP32 [H].
+    pub dw: Vec<f32>,
+}
+
+/// Forward over packed BF16 rows [T, H] in host memory.
+///
+/// # Errors
+/// - [`Error::Length`] when `x` is not whole rows, when `residual` has another length, or `w` not
+///   H elements; [`Error::Dtype`] when `w` is not of the operator's weight type;
+///   [`Error::TooManyRows`].
+pub fn forward_slices(
+    op: &RmsNorm,
+    x: &[bf16],
+    residual: Option<&[bf16]>,
+    w: Weight<'_>,
+) -> Result<Forward> {
+    let rows = whole_rows(op, Argument::X, x)?;
+    if let Some(residual) = residual {
+        check_length(Argument::Residual, residual.len(), x.len())?;
+    }
+    check_weight(op, w)?;
+
+    let mut h = residual.map(|_| vec![bf16::ZERO; x.len()]);
+    let mut y = vec![bf16::ZERO; x.len()];
+    let mut rstd = vec![0.0; rows as usize];
+    let args = ForwardArgs {
+        x: packed(op, x.as_ptr(), rows),
+        residual: residual.map(|residual| packed(op, residual.as_ptr(), rows)),
+        w: w.view(),
+        h: h.as_mut().map(|h| packed(op, h.as_mut_ptr(), rows)),
+        y: packed(op, y.as_mut_ptr(), rows),
+        rstd: VectorView::f32(rstd.as_mut_ptr() as u64, rows),
+    };
+    // SAFETY: the views are those of live slices whose lengths were checked; the outputs are new.
+    unsafe { super::forward(op, &args) };
+    Ok(Forward { h, y, rstd })
+}
+
+/// Backward over packed BF16 rows [T, H] in host memory: `dy`, `x` (what the forward normalised),
+/// `dh` (added to dx), and `rstd` of the forward, FP32 [T].
+///
+/// # Errors
+/// - [`Error::Length`] when `dy` is not whole rows, or another argument has not the length that
+///   `dy` and H ask for; [`Error::Dtype`] when `w` is not of the operator's weight type;
+///   [`Error::TooManyRows`].
+pub fn backward_slices(
+    op: &RmsNorm,
+    dy: &[bf16],
+    x: &[bf16],
+    dh: Option<&[bf16]>,
+    w: Weight<'_>,
+    rstd: &[f32],
+) -> Result<Backward> {
+    let rows = whole_rows(op, Argument::Dy, dy)?;
+    check_length(Argument::X, x.len(), dy.len())?;
+    if let Some(dh) = dh {
+        check_length(Argument::Dh, dh.len(), dy.len())?;
+    }
+    check_weight(op, w)?;
+    check_length(Argument::Rstd, rstd.len(), rows as usize)?;
+
+    let mut dx = vec![bf16::ZERO; dy.len()];
+    let mut dw = vec![0.0; op.hidden() as usize];
+    let args = BackwardArgs {
+        dy: packed(op, dy.as_ptr(), rows),
+        x: packed(op, x.as_ptr(), rows),
+        dh: dh.map(|dh| packed(op, dh.as_ptr(), rows)),
+        w: w.view(),
+        rstd: VectorView::f32(rstd.as_ptr() as u64, rows),
+        dx: packed(op, dx.as_mut_ptr(), rows),
+        dw: VectorView::f32(dw.as_mut_ptr() as u64, op.hidden()),
+        workspace: Workspace { address: 0, bytes: 0 },
+    };
+    // SAFETY: the views are those of live slices whose lengths were checked; the outputs are new.
+    unsafe { super::backward(op, &args) };
+    Ok(Backward { dx, dw })
+}
+
+/// T of the first argument.
+fn whole_rows(op: &RmsNorm, argument: Argument, first: &[bf16]) -> Result<u64> {
+    let (elements, hidden) = (first.len() as u64, op.hidden());
+    if !elements.is_multiple_of(hidden) {
+        return Err(Error::Length { argument, found: elements, expected: elements.next_multiple_of(hidden) });
+    }
+    let rows = elements / hidden;
+    if rows > MAX_ROWS {
+        return Err(Error::TooManyRows { rows });
+    }
+    Ok(rows)
+}
+
+fn check_length(argument: Argument, found: usize, expected: usize) -> Result<()> {
+    if found != expected {
+        return Err(Error::Length { argument, found: found as u64, expected: expected as u64 });
+    }
+    Ok(())
+}
+
+fn check_weight(op: &RmsNorm, w: Weight<'_>) -> Result<()> {
+    if w.dtype() != op.weight() {
+        return Err(Error::Dtype { argument: Argument::W, found: w.dtype(), accepted: op.weight() });
+    }
+    check_length(Argument::W, w.view().len as usize, op.hidden() as usize)
+}
+
+fn packed(op: &RmsNorm, address: *const bf16, rows: u64) -> RowsView {
+    RowsView::packed(address as u64, rows, op.hidden())
+}

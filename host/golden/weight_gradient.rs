@@ -1,0 +1,141 @@
+//! The weight gradient: leaves of rows, summed in an aligned binary tree.
+
+use super::TASK_ELEMENTS;
+use super::instructions::Instructions;
+use cake_rmsnorm_kernels::arith::{Pair, backward_scale, widen_low};
+use cake_rmsnorm_kernels::leaf;
+use std::array::from_mut;
+use std::ops::Range;
+
+/// Columns whose sums stay in registers while the rows of a leaf go by.
+const COLUMNS: usize = 32;
+
+/// The leaf table of T rows, and the tree over it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaves {
+    rows: usize,
+    hidden: usize,
+    leaf_rows: usize,
+    count: usize,
+}
+
+impl Leaves {
+    pub(super) fn new(rows: usize, hidden: usize) -> Self {
+        let (t, h) = (rows as u64, hidden as u32);
+        let (leaf_rows, count) = (leaf::leaf_rows(t, h) as usize, leaf::leaf_count(t, h) as usize);
+        Self { rows, hidden, leaf_rows, count }
+    }
+
+    /// The sum of all leaves; `None` when there are no rows. n leaves make a node for each set
+    /// bit of n, the largest first; these fold from left to right.
+    pub(super) fn root<F>(&self, leaf: &F, instructions: Instructions) -> Option<Node>
+    where
+        F: Fn(Range<usize>) -> Node + Sync,
+    {
+        let mut root: Option<Node> = None;
+        let mut start = 0;
+        for level in (0..usize::BITS).rev().filter(|level| self.count >> level & 1 == 1) {
+            let node = self.node(level, start >> level, leaf, instructions);
+            match &mut root {
+                None => root = Some(node),
+                Some(root) => root.add(&node, instructions),
+            }
+            start += 1 << level;
+        }
+        root
+    }
+
+    /// Node `index` of level `level`: leaves index·2^level … (index + 1)·2^level − 1.
+    fn node<F>(&self, level: u32, index: usize, leaf: &F, instructions: Instructions) -> Node
+    where
+        F: Fn(Range<usize>) -> Node + Sync,
+    {
+        if level == 0 {
+            let first = index * self.leaf_rows;
+            return leaf(first..(first + self.leaf_rows).min(self.rows));
+        }
+        let half = |index| self.node(level - 1, index, leaf, instructions);
+        let elements = (self.leaf_rows << level) * self.hidden;
+        let (mut left, right) = if elements > TASK_ELEMENTS {
+            rayon::join(|| half(2 * index), || half(2 * index + 1))
+        } else {
+            (half(2 * index), half(2 * index + 1))
+        };
+        left.add(&right, instructions);
+        left
+    }
+}
+
+/// A partial sum of dw: a pair a column.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    sum: Vec<f32>,
+    comp: Vec<f32>,
+}
+
+impl Node {
+    /// The sum of dy·x·rstd over rows (dy, x, rstd), in order from (0, 0).
+    #[inline(always)]
+    pub(super) fn leaf<'a>(
+        hidden: usize,
+        rows: impl Iterator<Item = (&'a [u16], &'a [u16], f32)> + Clone,
+    ) -> Self {
+        let mut node = Self { sum: vec![0.0; hidden], comp: vec![0.0; hidden] };
+        let (sums, sum_tail) = node.sum.as_chunks_mut::<COLUMNS>();
+        let (comps, comp_tail) = node.comp.as_chunks_mut::<COLUMNS>();
+        for (i, (sum, comp)) in sums.iter_mut().zip(comps).enumerate() {
+            for (dy, x, rstd) in rows.clone() {
+                let (dy, x) = (&dy.as_chunks().0[i], &x.as_chunks().0[i]);
+                add_row::<COLUMNS>(sum, comp, dy, x, rstd);
+            }
+        }
+        let tail = hidden - sum_tail.len();
+        for (j, (sum, comp)) in sum_tail.iter_mut().zip(comp_tail).enumerate() {
+            for (dy, x, rstd) in rows.clone() {
+                let (dy, x) = (&[dy[tail + j]], &[x[tail + j]]);
+                add_row(from_mut(sum), from_mut(comp), dy, x, rstd);
+            }
+        }
+        node
+    }
+
+    /// self = self + right.
+    fn add(&mut self, right: &Node, instructions: Instructions) {
+        instructions.run(#[inline(always)] || {
+            let left = self.sum.iter_mut().zip(&mut self.comp);
+            for ((sum, comp), (&right_sum, &right_comp)) in left.zip(right.sum.iter().zip(&right.comp)) {
+                let left = Pair { sum: *sum, comp: *comp };
+                let node = left.combine(Pair { sum: right_sum, comp: right_comp });
+                (*sum, *comp) = (node.sum, node.comp);
+            }
+        });
+    }
+
+    /// dw, rounded once.
+    pub(super) fn round(&self, dw: &mut [f32]) {
+        for (dw, (&sum, &comp)) in dw.iter_mut().zip(self.sum.iter().zip(&self.comp)) {
+            *dw = Pair { sum, comp }.round();
+        }
+    }
+}
+
+/// Adds one row's terms to the pairs of `N` columns.
+#[inline(always)]
+fn add_row<const N: usize>(
+    sum: &mut [f32; N],
+    comp: &mut [f32; N],
+    dy: &[u16; N],
+    x: &[u16; N],
+    rstd: f32,
+) {
+    // Multiplying by one changes no bit of an ordinary row.
+    let (scale, rstd) = match backward_scale(rstd) {
+        None => (1.0, rstd),
+        Some(row) => (row.scale, rstd * row.inverse),
+    };
+    for j in 0..N {
+        let (dy, x) = (widen_low(u32::from(dy[j])), widen_low(u32::from(x[j])));
+        let pair = Pair { sum: sum[j], comp: comp[j] }.add_product(dy * (x * scale), rstd);
+        (sum[j], comp[j]) = (pair.sum, pair.comp);
+    }
+}
