@@ -15,6 +15,9 @@ pub(crate) struct Knowledge {
     /// Up to which clock it has waited for the slots of its own copies. Apart from the view,
     /// which most threads of a block share.
     copies: Vec<(u32, u32)>,
+    /// The slot of its atomics, and how many there were. They have a slot of their own because
+    /// whoever reads what an atomic wrote knows of that atomic, but not of what came before it.
+    atomics: Option<(u32, u32)>,
     /// Published by the last fence.
     fenced: Option<Arc<View>>,
     /// Read by relaxed atomics; learnt at the next fence.
@@ -29,6 +32,7 @@ impl Knowledge {
             clock: 1,
             view,
             copies: Vec::new(),
+            atomics: None,
             fenced: None,
             read: None,
         }
@@ -52,14 +56,33 @@ impl Knowledge {
         self.is_own(epoch) || self.view.knows(epoch) || self.waited_for(epoch)
     }
 
-    /// Whether it is an access of the thread itself.
+    /// The stamp of the next atomic.
+    pub fn next_atomic(
+        &mut self,
+        new_slot: impl FnOnce() -> Result<u32, FaultKind>,
+    ) -> Result<Epoch, FaultKind> {
+        let (slot, count) = match self.atomics {
+            Some(atomics) => atomics,
+            None => (new_slot()?, 0),
+        };
+        if count + 1 >= MAX_CLOCK {
+            return Err(FaultKind::Limit(format!(
+                "{MAX_CLOCK} atomics of one thread"
+            )));
+        }
+        self.atomics = Some((slot, count + 1));
+        Ok(Epoch::new(self.uid, slot, count + 1))
+    }
+
+    /// Whether it is a plain access of the thread itself.
     fn is_own(&self, epoch: Epoch) -> bool {
         epoch.uid() == self.uid && epoch.slot() == self.slot
     }
 
+    /// Whether it is one of its atomics, or of its copies and waited for.
     fn waited_for(&self, epoch: Epoch) -> bool {
         let of = |&(slot, clock): &(u32, u32)| slot == epoch.slot() && epoch.clock() <= clock;
-        epoch.uid() == self.uid && self.copies.iter().any(of)
+        epoch.uid() == self.uid && self.copies.iter().chain(&self.atomics).any(of)
     }
 
     /// Later accesses are not covered by what was published so far.
@@ -75,9 +98,8 @@ impl Knowledge {
     /// Adds its own accesses and copies to a view.
     fn add_own(&self, view: &mut View) {
         view.set(self.slot, self.clock);
-        self.copies
-            .iter()
-            .for_each(|&(slot, clock)| view.set(slot, clock));
+        let others = self.copies.iter().chain(&self.atomics);
+        others.for_each(|&(slot, clock)| view.set(slot, clock));
     }
 
     /// Everything the thread knows, its own accesses included.

@@ -19,11 +19,21 @@ struct Group {
     threads: [u64; 16],
 }
 
-/// An atomic access.
+/// An atomic access. Its slot is the thread's for atomics.
 #[derive(Clone, Copy, Debug)]
 struct Atomic {
     past: Past,
+    thread: u32,
     modifies: bool,
+}
+
+impl Atomic {
+    /// The access as its thread's.
+    fn by_thread(&self) -> Past {
+        let Past { epoch, site } = self.past;
+        let epoch = Epoch::new(epoch.uid(), self.thread, epoch.clock());
+        Past { epoch, site }
+    }
 }
 
 /// Accesses since the last plain write.
@@ -76,7 +86,12 @@ impl Many {
             epoch: by.stamp,
             site: by.site,
         };
-        self.atomics.push(Atomic { past, modifies });
+        let thread = by.by.epoch().slot();
+        self.atomics.push(Atomic {
+            past,
+            thread,
+            modifies,
+        });
     }
 
     /// Some reader that `by` does not know of.
@@ -94,16 +109,13 @@ impl Many {
     pub fn unknown_atomic(&self, by: &Access<'_>, by_writes: bool) -> Option<Past> {
         let conflicts =
             |atomic: &&Atomic| (by_writes || atomic.modifies) && !by.knows(atomic.past.epoch);
-        self.atomics
-            .iter()
-            .find(conflicts)
-            .map(|atomic| atomic.past)
+        self.atomics.iter().find(conflicts).map(Atomic::by_thread)
     }
 
     /// Some atomic that modified in a block from `first` on.
     pub fn modified_since(&self, first: u32) -> Option<Past> {
         let modified = |atomic: &&Atomic| atomic.modifies && atomic.past.epoch.uid() >= first;
-        self.atomics.iter().find(modified).map(|atomic| atomic.past)
+        self.atomics.iter().find(modified).map(Atomic::by_thread)
     }
 }
 

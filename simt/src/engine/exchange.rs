@@ -15,6 +15,8 @@ pub(super) struct Barrier {
     pub arrived: Vec<(u32, bool)>,
     /// For each warp, where its threads came.
     sites: [Option<Site>; 32],
+    /// One bit for each thread that came.
+    came: [u64; 16],
     gather: Gather,
 }
 
@@ -58,6 +60,7 @@ impl Context<'_> {
             if barrier.arrived.is_empty() {
                 barrier.expected = expected;
                 barrier.sites = [None; 32];
+                barrier.came = [0; 16];
             }
             let found = expected;
             if found != barrier.expected {
@@ -86,6 +89,12 @@ impl Context<'_> {
                     absent,
                 });
             }
+            let word = &mut barrier.came[thread / 64];
+            if *word >> (thread % 64) & 1 == 1 {
+                let message = format!("barrier {id}: thread {thread} comes twice");
+                return Err(FaultKind::InvalidBarrier(message));
+            }
+            *word |= 1 << (thread % 64);
             barrier.arrived.push((thread as u32, waits));
             if self.run.checks {
                 barrier.gather.add(&mut state.threads[thread].knowledge)?;

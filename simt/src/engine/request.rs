@@ -1,9 +1,9 @@
 //! What a thread asks of the whole grid. The grid answers between the rounds in which blocks
 //! run, one request at a time, so that a seed decides the order.
 
-use super::context::{Context, Waiting};
+use super::context::{Context, State, Waiting};
 use super::run::Site;
-use crate::check::{Knowledge, View};
+use crate::check::{Epoch, Knowledge, View};
 use crate::fault::Action;
 use std::sync::Arc;
 
@@ -38,6 +38,7 @@ pub(crate) struct Atomic {
     pub operation: Operation,
     pub site: Site,
     pub by: Knowledge,
+    pub stamp: Epoch,
     /// What it publishes.
     pub release: Option<Arc<View>>,
     /// Whether what it reads is learnt at once, or at the next fence.
@@ -102,8 +103,14 @@ impl Context<'_> {
                 let writes = !operation.only_reads();
                 self.global_range(address, bytes, bytes, Action::Atomic, writes)?;
             }
-            let knowledge = &mut state.threads[thread].knowledge;
+            let State {
+                threads, copies, ..
+            } = state;
+            let knowledge = &mut threads[thread].knowledge;
+            // The view is that before the atomic, the release includes it.
             let by = knowledge.clone();
+            let block = self.planned.launch.block;
+            let stamp = knowledge.next_atomic(|| copies.add_slot(block, false))?;
             let releases = matches!(ordering, Ordering::Release | Ordering::AcquireRelease);
             let release = match releases {
                 _ if !self.run.checks || operation.only_reads() => None,
@@ -117,6 +124,7 @@ impl Context<'_> {
                 operation,
                 site,
                 by,
+                stamp,
                 release,
                 acquires,
             };

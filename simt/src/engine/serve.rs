@@ -16,11 +16,20 @@ use std::sync::Arc;
 /// Fruitless requests in a row, for each thread that asks, after which nothing can change.
 const PATIENCE: usize = 64;
 
+/// The last atomic write of an address and the read-modify-writes that continue it.
+#[derive(Clone)]
+struct Published {
+    /// Those atomics: whoever reads what they wrote comes after them.
+    atomics: Arc<View>,
+    /// What they released, for those that acquire.
+    released: Option<Arc<View>>,
+}
+
 pub(super) struct Server<'r> {
     run: &'r Run<'r>,
     random: fastrand::Rng,
-    /// What atomics have published at each address.
-    published: HashMap<usize, Arc<View>>,
+    /// What whoever reads an address learns.
+    published: HashMap<usize, Published>,
     /// What each thread read at each address last.
     polled: HashMap<(u32, u32, usize), u64>,
     /// Requests served since the last that changed anything.
@@ -181,7 +190,7 @@ impl<'r> Server<'r> {
             return Ok(());
         }
         let access = Access {
-            stamp: atomic.by.epoch(),
+            stamp: atomic.stamp,
             by: &atomic.by,
             site: sites::number(atomic.site),
             launch: self.run.launches[resident.launch].first_uid,
@@ -242,33 +251,64 @@ impl<'r> Server<'r> {
 
     /// Passes on what atomics publish.
     fn order(&mut self, thread: u32, atomic: &Atomic, value: u64, modified: bool) -> Reply {
-        let address = atomic.address;
-        let found = self.published.get(&address).cloned();
-        let release = atomic.release.as_ref();
-        if modified && atomic.operation.only_writes() {
-            match release {
-                Some(view) => self.published.insert(address, view.clone()),
-                None => self.published.remove(&address),
-            };
-        } else if let Some(view) = release.filter(|_| modified) {
-            // A chain of read-modify-writes hands on what each of them published.
-            let joined = self
-                .published
-                .entry(address)
-                .or_insert_with(|| view.clone());
-            Arc::make_mut(joined).join(view);
-        }
-        let found = found.filter(|_| !atomic.operation.only_writes());
-        let (acquired, read) = if atomic.acquires {
-            (found, None)
-        } else {
-            (None, found)
-        };
-        Reply {
+        let mut reply = Reply {
             thread,
             value,
-            acquired,
-            read,
+            acquired: None,
+            read: None,
+        };
+        if !self.run.checks {
+            return reply;
+        }
+        let writes_only = atomic.operation.only_writes();
+        let found = self
+            .published
+            .get(&atomic.address)
+            .filter(|_| !writes_only)
+            .cloned();
+        if modified {
+            let new = self.publish(atomic, found.as_ref());
+            self.published.insert(atomic.address, new);
+        }
+        let Some(Published { atomics, released }) = found else {
+            return reply;
+        };
+        match released {
+            Some(released) if atomic.acquires => {
+                let mut all = View::clone(&atomics);
+                all.join(&released);
+                reply.acquired = Some(Arc::new(all));
+            }
+            released => {
+                reply.acquired = Some(atomics);
+                reply.read = released;
+            }
+        }
+        reply
+    }
+
+    /// What is published at an address after an atomic wrote it, which read `before`.
+    fn publish(&self, atomic: &Atomic, before: Option<&Published>) -> Published {
+        let stamp = atomic.stamp;
+        let mut atomics = before.map_or_else(
+            || View::new(stamp.uid(), 0),
+            |before| View::clone(&before.atomics),
+        );
+        let mut own = View::new(stamp.uid(), 0);
+        own.set(stamp.slot(), stamp.clock());
+        atomics.join(&own);
+        let before = before.and_then(|before| before.released.as_ref());
+        let released = match (before, &atomic.release) {
+            (Some(before), Some(release)) => {
+                let mut view = View::clone(before);
+                view.join(release);
+                Some(Arc::new(view))
+            }
+            (before, release) => before.or(release.as_ref()).cloned(),
+        };
+        Published {
+            atomics: Arc::new(atomics),
+            released,
         }
     }
 }
