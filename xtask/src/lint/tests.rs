@@ -110,7 +110,7 @@ fn an_extra_shuffle_is_found_under_a_predicate() {
 fn a_vector_load_that_was_split_is_found() {
     let split = "\tld.global.b32 %r5, [%rd1];\n";
     breaks(
-        Rule::Counts,
+        Rule::Vectors,
         12,
         "\tld.global.v4.b32 {%r5, %r6, %r7, %r8}, [%rd1];\n",
         split,
@@ -120,7 +120,7 @@ fn a_vector_load_that_was_split_is_found() {
 #[test]
 fn a_vector_store_that_was_split_is_found() {
     let whole = "\tst.global.cs.v4.b32 [%rd1], {%r1, %r2, %r3, %r4};\n";
-    breaks(Rule::Counts, 5, whole, "\tst.global.b32 [%rd1], %r1;\n");
+    breaks(Rule::Vectors, 5, whole, "\tst.global.b32 [%rd1], %r1;\n");
 }
 
 #[test]
@@ -232,4 +232,17 @@ fn missing_doubled_and_unknown_entries_are_found() {
         rules(&format!("{CLEAN}{entry}"), &[kernel("a")]),
         [Rule::Entries]
     );
+}
+
+#[test]
+fn another_compiler_is_excused_its_version_and_access_widths_alone() {
+    let excused = [Rule::Header, Rule::Vectors];
+    assert!(excused.iter().all(|rule| rule.is_the_compilers_choice()));
+    let kept = [
+        Rule::Counts,
+        Rule::Calls,
+        Rule::LocalMemory,
+        Rule::LaunchBounds,
+    ];
+    assert!(!kept.iter().any(|rule| rule.is_the_compilers_choice()));
 }
