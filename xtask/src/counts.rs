@@ -52,7 +52,8 @@ pub fn of(entry: &Entry<'_>) -> PtxCounts {
     }
 }
 
-/// Prints the counts in the order of the contracts, in the form of [`PtxCounts`]' fields.
+/// Prints the counts in the order and the form of the contracts: barriers, shuffles, 16-byte
+/// loads, 16-byte stores.
 pub fn print(files: &[(&str, Target, String)]) {
     let modules: Vec<_> = files
         .iter()
@@ -65,7 +66,7 @@ pub fn print(files: &[(&str, Target, String)]) {
             entries.map(|entry| (target.sm, of(entry)))
         });
         let found: Vec<_> = found.collect();
-        println!("{}: {}", kernel.name, counts_line(&found, kernel.ptx));
+        println!("{} {}", kernel.name, counts_line(&found, kernel.ptx));
     }
 }
 
@@ -93,9 +94,9 @@ fn counts_line(found: &[(u32, PtxCounts)], contract: PtxCounts) -> String {
         }
     };
     if found.iter().all(|(_, counts)| *counts == contract) {
-        line
+        format!("{line};")
     } else {
-        format!("{line}, the contract says {}", numbers(contract))
+        format!("{line}; // the contract says {}", numbers(contract))
     }
 }
 
@@ -111,14 +112,14 @@ mod tests {
             ..contract
         };
         let line = |found: &[(u32, PtxCounts)]| counts_line(found, contract);
-        assert_eq!(line(&[(80, contract), (90, contract)]), "[1, 1, 2, 1]");
+        assert_eq!(line(&[(80, contract), (90, contract)]), "[1, 1, 2, 1];");
         assert_eq!(
             line(&[(80, more), (90, more)]),
-            "[2, 1, 2, 1], the contract says [1, 1, 2, 1]"
+            "[2, 1, 2, 1]; // the contract says [1, 1, 2, 1]"
         );
         assert_eq!(
             line(&[(80, contract), (90, more)]),
-            "sm_80 [1, 1, 2, 1], sm_90 [2, 1, 2, 1], the contract says [1, 1, 2, 1]"
+            "sm_80 [1, 1, 2, 1], sm_90 [2, 1, 2, 1]; // the contract says [1, 1, 2, 1]"
         );
         assert_eq!(line(&[]), "missing");
     }
