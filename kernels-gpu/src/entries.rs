@@ -102,97 +102,97 @@ macro_rules! entries {
 
 entries! { FORWARD, "forward_f32", "forward_bf16",
     Program::ForwardWarp { vectors: 1 } => ForwardParams, forward::warp::<W, 1, RESIDUAL>, threads 1024, blocks 0, {
-        forward_warp_f32_v1 [0, 0, 0, 0];
-        forward_warp_f32_v1_residual [0, 0, 0, 0];
-        forward_warp_bf16_v1 [0, 0, 0, 0];
-        forward_warp_bf16_v1_residual [0, 0, 0, 0];
+        forward_warp_f32_v1 [0, 10, 4, 2];
+        forward_warp_f32_v1_residual [0, 10, 6, 3];
+        forward_warp_bf16_v1 [0, 10, 3, 2];
+        forward_warp_bf16_v1_residual [0, 10, 5, 3];
     }
     Program::ForwardWarp { vectors: 2 } => ForwardParams, forward::warp::<W, 2, RESIDUAL>, threads 512, blocks 0, {
-        forward_warp_f32_v2 [0, 0, 0, 0];
-        forward_warp_f32_v2_residual [0, 0, 0, 0];
-        forward_warp_bf16_v2 [0, 0, 0, 0];
-        forward_warp_bf16_v2_residual [0, 0, 0, 0];
+        forward_warp_f32_v2 [0, 12, 8, 4];
+        forward_warp_f32_v2_residual [0, 12, 12, 6];
+        forward_warp_bf16_v2 [0, 12, 6, 4];
+        forward_warp_bf16_v2_residual [0, 12, 10, 6];
     }
     Program::ForwardWarp { vectors: 4 } => ForwardParams, forward::warp::<W, 4, RESIDUAL>, threads 512, blocks 0, {
-        forward_warp_f32_v4 [0, 0, 0, 0];
-        forward_warp_f32_v4_residual [0, 0, 0, 0];
-        forward_warp_bf16_v4 [0, 0, 0, 0];
-        forward_warp_bf16_v4_residual [0, 0, 0, 0];
+        forward_warp_f32_v4 [0, 16, 24, 8];
+        forward_warp_f32_v4_residual [0, 16, 32, 12];
+        forward_warp_bf16_v4 [0, 16, 16, 8];
+        forward_warp_bf16_v4_residual [0, 16, 24, 12];
     }
     Program::ForwardBlock { vectors: 1 } => ForwardParams, forward::block::<W, 1, RESIDUAL>, threads 1024, blocks 0, {
-        forward_block_f32_v1 [0, 0, 0, 0];
-        forward_block_f32_v1_residual [0, 0, 0, 0];
-        forward_block_bf16_v1 [0, 0, 0, 0];
-        forward_block_bf16_v1_residual [0, 0, 0, 0];
+        forward_block_f32_v1 [2, 20, 4, 2];
+        forward_block_f32_v1_residual [2, 20, 6, 3];
+        forward_block_bf16_v1 [2, 20, 3, 2];
+        forward_block_bf16_v1_residual [2, 20, 5, 3];
     }
     Program::ForwardBlock { vectors: 2 } => ForwardParams, forward::block::<W, 2, RESIDUAL>, threads 512, blocks 0, {
-        forward_block_f32_v2 [0, 0, 0, 0];
-        forward_block_f32_v2_residual [0, 0, 0, 0];
-        forward_block_bf16_v2 [0, 0, 0, 0];
-        forward_block_bf16_v2_residual [0, 0, 0, 0];
+        forward_block_f32_v2 [2, 20, 8, 4];
+        forward_block_f32_v2_residual [2, 20, 12, 6];
+        forward_block_bf16_v2 [2, 20, 6, 4];
+        forward_block_bf16_v2_residual [2, 20, 10, 6];
     }
     Program::ForwardBlock { vectors: 4 } => ForwardParams, forward::block::<W, 4, RESIDUAL>, threads 512, blocks 0, {
-        forward_block_f32_v4 [0, 0, 0, 0];
-        forward_block_f32_v4_residual [0, 0, 0, 0];
-        forward_block_bf16_v4 [0, 0, 0, 0];
-        forward_block_bf16_v4_residual [0, 0, 0, 0];
+        forward_block_f32_v4 [2, 22, 24, 8];
+        forward_block_f32_v4_residual [2, 22, 32, 12];
+        forward_block_bf16_v4 [2, 22, 16, 8];
+        forward_block_bf16_v4_residual [2, 22, 24, 12];
     }
     Program::ForwardWide => ForwardParams, forward::wide::<W, RESIDUAL>, threads 512, blocks 0, {
-        forward_wide_f32 [0, 0, 0, 0];
-        forward_wide_f32_residual [0, 0, 0, 0];
-        forward_wide_bf16 [0, 0, 0, 0];
-        forward_wide_bf16_residual [0, 0, 0, 0];
+        forward_wide_f32 [4, 20, 5, 1];
+        forward_wide_f32_residual [4, 20, 8, 2];
+        forward_wide_bf16 [4, 20, 4, 1];
+        forward_wide_bf16_residual [4, 20, 7, 2];
     }
 }
 
 entries! { BACKWARD, "backward_f32", "backward_bf16",
     Program::BackwardWarp { vectors: 1, stages: 4 } => BackwardParams, warp::<W, 1, 4, RESIDUAL>, threads 512, blocks 0, {
-        backward_warp_f32_v1 [0, 0, 0, 0];
-        backward_warp_f32_v1_residual [0, 0, 0, 0];
-        backward_warp_bf16_v1 [0, 0, 0, 0];
-        backward_warp_bf16_v1_residual [0, 0, 0, 0];
+        backward_warp_f32_v1 [3, 10, 2, 14];
+        backward_warp_f32_v1_residual [3, 10, 2, 14];
+        backward_warp_bf16_v1 [3, 10, 1, 14];
+        backward_warp_bf16_v1_residual [3, 10, 1, 14];
     }
     Program::BackwardWarp { vectors: 2, stages: 2 } => BackwardParams, warp::<W, 2, 2, RESIDUAL>, threads 256, blocks 0, {
-        backward_warp_f32_v2 [0, 0, 0, 0];
-        backward_warp_f32_v2_residual [0, 0, 0, 0];
-        backward_warp_bf16_v2 [0, 0, 0, 0];
-        backward_warp_bf16_v2_residual [0, 0, 0, 0];
+        backward_warp_f32_v2 [3, 12, 4, 28];
+        backward_warp_f32_v2_residual [3, 12, 4, 28];
+        backward_warp_bf16_v2 [3, 12, 2, 28];
+        backward_warp_bf16_v2_residual [3, 12, 2, 28];
     }
     Program::BackwardBlock { vectors: 1, stages: 4 } => BackwardParams, block::<W, 1, 4, RESIDUAL>, threads 768, blocks 0, {
-        backward_block_f32_v1 [0, 0, 0, 0];
-        backward_block_f32_v1_residual [0, 0, 0, 0];
-        backward_block_bf16_v1 [0, 0, 0, 0];
-        backward_block_bf16_v1_residual [0, 0, 0, 0];
+        backward_block_f32_v1 [2, 20, 2, 18];
+        backward_block_f32_v1_residual [2, 20, 2, 18];
+        backward_block_bf16_v1 [2, 20, 1, 18];
+        backward_block_bf16_v1_residual [2, 20, 1, 18];
     }
     Program::BackwardBlock { vectors: 2, stages: 2 } => BackwardParams, block::<W, 2, 2, RESIDUAL>, threads 512, blocks 0, {
-        backward_block_f32_v2 [0, 0, 0, 0];
-        backward_block_f32_v2_residual [0, 0, 0, 0];
-        backward_block_bf16_v2 [0, 0, 0, 0];
-        backward_block_bf16_v2_residual [0, 0, 0, 0];
+        backward_block_f32_v2 [2, 20, 4, 20];
+        backward_block_f32_v2_residual [2, 20, 4, 20];
+        backward_block_bf16_v2 [2, 20, 2, 20];
+        backward_block_bf16_v2_residual [2, 20, 2, 20];
     }
     Program::BackwardWide => BackwardParams, wide::<W, RESIDUAL>, threads 1024, blocks 0, {
-        backward_wide_f32 [0, 0, 0, 0];
-        backward_wide_f32_residual [0, 0, 0, 0];
-        backward_wide_bf16 [0, 0, 0, 0];
-        backward_wide_bf16_residual [0, 0, 0, 0];
+        backward_wide_f32 [1, 10, 8, 10];
+        backward_wide_f32_residual [1, 10, 10, 10];
+        backward_wide_bf16 [1, 10, 4, 10];
+        backward_wide_bf16_residual [1, 10, 6, 10];
     }
     Program::BackwardSplit { vectors: 1 } => BackwardParams, split::<W, 1, RESIDUAL>, threads 512, blocks 0, {
-        backward_split_f32_v1 [0, 0, 0, 0];
-        backward_split_f32_v1_residual [0, 0, 0, 0];
-        backward_split_bf16_v1 [0, 0, 0, 0];
-        backward_split_bf16_v1_residual [0, 0, 0, 0];
+        backward_split_f32_v1 [3, 10, 14, 3];
+        backward_split_f32_v1_residual [3, 10, 16, 3];
+        backward_split_bf16_v1 [3, 10, 13, 3];
+        backward_split_bf16_v1_residual [3, 10, 15, 3];
     }
     Program::BackwardSplit { vectors: 2 } => BackwardParams, split::<W, 2, RESIDUAL>, threads 512, blocks 0, {
-        backward_split_f32_v2 [0, 0, 0, 0];
-        backward_split_f32_v2_residual [0, 0, 0, 0];
-        backward_split_bf16_v2 [0, 0, 0, 0];
-        backward_split_bf16_v2_residual [0, 0, 0, 0];
+        backward_split_f32_v2 [3, 10, 20, 4];
+        backward_split_f32_v2_residual [3, 10, 24, 4];
+        backward_split_bf16_v2 [3, 10, 18, 4];
+        backward_split_bf16_v2_residual [3, 10, 22, 4];
     }
     Program::BackwardSplitWide => BackwardParams, split_wide::<W, RESIDUAL>, threads 512, blocks 0, {
-        backward_split_wide_f32 [0, 0, 0, 0];
-        backward_split_wide_f32_residual [0, 0, 0, 0];
-        backward_split_wide_bf16 [0, 0, 0, 0];
-        backward_split_wide_bf16_residual [0, 0, 0, 0];
+        backward_split_wide_f32 [4, 10, 16, 3];
+        backward_split_wide_f32_residual [4, 10, 17, 3];
+        backward_split_wide_bf16 [4, 10, 14, 3];
+        backward_split_wide_bf16_residual [4, 10, 15, 3];
     }
 }
 
@@ -201,7 +201,7 @@ entry!("reduce", backward_reduce, ReduceParams, reduce, F32Weight, false);
 #[cfg(not(target_arch = "nvptx64"))]
 const REDUCE: &[Kernel] = &[contract!(
     "reduce", backward_reduce, ReduceParams, reduce, F32Weight, false,
-    Program::Reduce, None, 256, 0, [0, 0, 0, 0]
+    Program::Reduce, None, 256, 0, [2, 0, 20, 2]
 )];
 
 #[cfg(not(target_arch = "nvptx64"))]
