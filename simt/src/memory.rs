@@ -1,6 +1,6 @@
 //! The global memory that kernels may touch.
 
-use crate::check::{Access, Conflict, GRANULE, Granules, MAX_UID};
+use crate::check::{Access, Conflict, Granules, MAX_UID};
 use crate::fault::Action;
 use bytemuck::Pod;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -391,8 +391,8 @@ impl Registered {
             .is_some_and(|end| end <= self.bytes)
     }
 
-    /// Calls `f` with the history of each part of a range that lies in one chunk, the part's
-    /// granules, and the chunk's address.
+    /// Calls `f` with the history of each part of a range that lies in one chunk, its range in the
+    /// chunk, and the chunk's address.
     fn each_chunk(
         &self,
         address: usize,
@@ -404,9 +404,8 @@ impl Registered {
         while start < end {
             let stop = end.min((start / CHUNK + 1) * CHUNK);
             self.with_chunk(start, |granules| {
-                let first = start % CHUNK / GRANULE;
-                let last = (stop - 1) % CHUNK / GRANULE;
-                f(granules, first..last + 1, start / CHUNK * CHUNK);
+                let chunk = start / CHUNK * CHUNK;
+                f(granules, start - chunk..stop - chunk, chunk);
             });
             start = stop;
         }
@@ -415,10 +414,10 @@ impl Registered {
     fn with_chunk<R>(&self, address: usize, f: impl FnOnce(&mut Granules) -> R) -> R {
         let chunk = &self.history[address / CHUNK - self.address / CHUNK];
         let mut chunk = chunk.lock().unwrap_or_else(PoisonError::into_inner);
-        f(chunk.get_or_insert_with(|| Box::new(Granules::new(CHUNK / GRANULE))))
+        f(chunk.get_or_insert_with(|| Box::new(Granules::new(CHUNK))))
     }
 
-    /// Checks and records an access; the conflict's granule becomes an address.
+    /// Checks and records an access; the conflict comes with its address.
     pub(crate) fn access(
         &self,
         address: usize,
@@ -438,7 +437,7 @@ impl Registered {
                 }
             };
             if let (Ok(()), Err(conflict)) = (&result, this) {
-                result = Err((chunk + conflict.granule * GRANULE, conflict));
+                result = Err((chunk + conflict.byte, conflict));
             }
         });
         result

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 /// Which of a block's threads that can run goes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The one that has waited longest: threads in turn.
+    /// Warps in turn, each as far as it can go; its lanes in order.
     RoundRobin,
     /// The one that became ready last: one warp runs far ahead of the others.
     LastReady,
@@ -102,8 +102,11 @@ pub(crate) struct Ready {
     order: Order,
     random: fastrand::Rng,
     threads: VecDeque<u32>,
-    /// For [`Order::Priority`], instead of `threads`: the lanes of each warp.
+    /// For orders by warp, instead of `threads`: the lanes of each.
     lanes: Vec<u32>,
+    /// For [`Order::RoundRobin`], the warp whose turn it is.
+    turn: usize,
+    /// For [`Order::Priority`].
     priorities: Vec<u32>,
 }
 
@@ -118,6 +121,7 @@ impl Ready {
             random,
             threads: VecDeque::new(),
             lanes,
+            turn: 0,
             priorities,
         };
         (0..warps * 32).for_each(|thread| ready.push(thread));
@@ -125,7 +129,7 @@ impl Ready {
     }
 
     pub fn push(&mut self, thread: u32) {
-        if self.order == Order::Priority {
+        if matches!(self.order, Order::RoundRobin | Order::Priority) {
             self.lanes[thread as usize / 32] |= 1 << (thread % 32);
         } else {
             self.threads.push_back(thread);
@@ -138,7 +142,7 @@ impl Ready {
 
     pub fn pop(&mut self) -> Option<u32> {
         match self.order {
-            Order::RoundRobin => self.threads.pop_front(),
+            Order::RoundRobin => self.pop_in_turn(),
             Order::LastReady => self.threads.pop_back(),
             Order::Random if self.threads.is_empty() => None,
             Order::Random => {
@@ -156,9 +160,20 @@ impl Ready {
         }
         let ready = (0..self.lanes.len()).filter(|&warp| self.lanes[warp] != 0);
         let warp = ready.max_by_key(|&warp| self.priorities[warp])?;
+        Some(self.pop_lane(warp))
+    }
+
+    fn pop_in_turn(&mut self) -> Option<u32> {
+        let warps = self.lanes.len();
+        let ahead = (0..warps).find(|ahead| self.lanes[(self.turn + ahead) % warps] != 0)?;
+        self.turn = (self.turn + ahead) % warps;
+        Some(self.pop_lane(self.turn))
+    }
+
+    fn pop_lane(&mut self, warp: usize) -> u32 {
         let lane = self.lanes[warp].trailing_zeros();
         self.lanes[warp] &= self.lanes[warp] - 1;
-        Some(warp as u32 * 32 + lane)
+        warp as u32 * 32 + lane
     }
 }
 

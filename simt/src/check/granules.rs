@@ -50,8 +50,8 @@ impl Access<'_> {
 /// Why an access is wrong.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Conflict {
-    /// The first granule concerned.
-    pub granule: usize,
+    /// Offset of the first byte concerned.
+    pub byte: usize,
     pub kind: ConflictKind,
 }
 
@@ -69,9 +69,15 @@ pub(crate) enum ConflictKind {
     ProxyFence(Past),
 }
 
-/// The history of consecutive granules.
+/// Sizes of granules: the largest power of two that every access so far is a multiple of.
+/// Vector accesses are the common ones and the fastest.
+const SIZES: [usize; 3] = [16, 4, 2];
+
+/// The history of a piece of memory, granule by granule. Ranges are in bytes.
 #[derive(Debug)]
 pub(crate) struct Granules {
+    /// Bytes of a granule: one of [`SIZES`].
+    size: usize,
     write: Vec<Epoch>,
     read: Vec<ReadWord>,
     /// Sites of the last write and of the last read.
@@ -81,8 +87,12 @@ pub(crate) struct Granules {
 }
 
 impl Granules {
-    pub fn new(count: usize) -> Self {
+    /// The history of `bytes` bytes that nobody has accessed.
+    pub fn new(bytes: usize) -> Self {
+        let size = SIZES[0];
+        let count = bytes.div_ceil(size);
         Self {
+            size,
             write: vec![Epoch::NONE; count],
             read: vec![ReadWord::NOBODY; count],
             sites: vec![[0; 2]; count],
@@ -91,13 +101,44 @@ impl Granules {
         }
     }
 
-    /// Marks granules as written by the host.
-    pub fn initialise(&mut self, range: Range<usize>) {
+    /// The granules of a range; they are made smaller when it takes that.
+    fn granules(&mut self, bytes: Range<usize>) -> Range<usize> {
+        let fits = |size: &usize| (bytes.start | bytes.end).is_multiple_of(*size);
+        if !fits(&self.size) {
+            let size = SIZES.into_iter().find(fits).unwrap_or(SIZES[2]);
+            self.refine(size);
+        }
+        bytes.start / self.size..bytes.end.div_ceil(self.size)
+    }
+
+    #[cold]
+    fn refine(&mut self, size: usize) {
+        let parts = self.size / size;
+        self.size = size;
+        self.write = repeat(&self.write, parts);
+        self.read = repeat(&self.read, parts);
+        self.sites = repeat(&self.sites, parts);
+        // Each granule has a set of its own.
+        for granule in 0..self.read.len() {
+            if let Read::Many(index) = self.read[granule].get()
+                && granule % parts != 0
+            {
+                let many = self.many[index].clone();
+                self.read[granule] = ReadWord::many(self.many.len());
+                self.many.push(many);
+            }
+        }
+    }
+
+    /// Marks bytes as written by the host.
+    pub fn initialise(&mut self, bytes: Range<usize>) {
+        let range = self.granules(bytes);
         self.write[range].fill(Epoch::HOST);
     }
 
-    /// Forgets all accesses of granules.
-    pub fn forget(&mut self, range: Range<usize>) {
+    /// Forgets all accesses of bytes.
+    pub fn forget(&mut self, bytes: Range<usize>) {
+        let range = self.granules(bytes);
         self.write[range.clone()].fill(Epoch::NONE);
         self.read[range].fill(ReadWord::NOBODY);
     }
@@ -105,10 +146,11 @@ impl Granules {
     /// A read; `initialised` says whether the memory was before its first write.
     pub fn read(
         &mut self,
-        range: Range<usize>,
+        bytes: Range<usize>,
         access: &Access<'_>,
         initialised: bool,
     ) -> Result<(), Conflict> {
+        let range = self.granules(bytes);
         let mut checked = if initialised {
             Epoch::NONE
         } else {
@@ -131,10 +173,11 @@ impl Granules {
     /// A read that relies on nobody writing during the launch.
     pub fn read_constant(
         &mut self,
-        range: Range<usize>,
+        bytes: Range<usize>,
         access: &Access<'_>,
         initialised: bool,
     ) -> Result<(), Conflict> {
+        let range = self.granules(bytes);
         let mut checked = if initialised {
             Epoch::NONE
         } else {
@@ -147,7 +190,10 @@ impl Granules {
                 self.check_read(granule, write, access)?;
                 if write.uid() >= access.launch {
                     let kind = ConflictKind::Constant(self.writer(granule));
-                    return Err(Conflict { granule, kind });
+                    return Err(Conflict {
+                        byte: granule * self.size,
+                        kind,
+                    });
                 }
                 checked = write;
             }
@@ -157,13 +203,13 @@ impl Granules {
             if let Read::Many(index) = self.read[granule].get() {
                 if let Some(past) = self.many[index].modified_since(access.launch) {
                     return Err(Conflict {
-                        granule,
+                        byte: granule * self.size,
                         kind: ConflictKind::Constant(past),
                     });
                 }
                 if let Some(past) = self.many[index].unknown_atomic(access, false) {
                     return Err(Conflict {
-                        granule,
+                        byte: granule * self.size,
                         kind: ConflictKind::RaceWithAtomic(past),
                     });
                 }
@@ -178,7 +224,8 @@ impl Granules {
     }
 
     /// A write.
-    pub fn write(&mut self, range: Range<usize>, access: &Access<'_>) -> Result<(), Conflict> {
+    pub fn write(&mut self, bytes: Range<usize>, access: &Access<'_>) -> Result<(), Conflict> {
+        let range = self.granules(bytes);
         let mut checked = Epoch::NONE;
         for granule in range {
             let write = self.write[granule];
@@ -200,12 +247,13 @@ impl Granules {
     /// An atomic access; `stores` when it writes without reading.
     pub fn atomic(
         &mut self,
-        range: Range<usize>,
+        bytes: Range<usize>,
         access: &Access<'_>,
         initialised: bool,
         modifies: bool,
         stores: bool,
     ) -> Result<(), Conflict> {
+        let range = self.granules(bytes);
         for granule in range {
             let write = self.write[granule];
             if write == Epoch::NONE && stores {
@@ -225,10 +273,11 @@ impl Granules {
     /// Turns granules into an mbarrier.
     pub fn make_mbarrier(
         &mut self,
-        range: Range<usize>,
+        bytes: Range<usize>,
         access: &Access<'_>,
     ) -> Result<(), Conflict> {
-        self.write(range.clone(), access)?;
+        self.write(bytes.clone(), access)?;
+        let range = self.granules(bytes);
         self.write[range].fill(Epoch::MBARRIER);
         Ok(())
     }
@@ -248,7 +297,7 @@ impl Granules {
     ) -> Result<(), Conflict> {
         if write == Epoch::NONE {
             return Err(Conflict {
-                granule,
+                byte: granule * self.size,
                 kind: ConflictKind::Uninitialised,
             });
         }
@@ -272,7 +321,10 @@ impl Granules {
         } else {
             return Ok(());
         };
-        Err(Conflict { granule, kind })
+        Err(Conflict {
+            byte: granule * self.size,
+            kind,
+        })
     }
 
     /// Checks a modification against the readers, and a plain one against atomics.
@@ -303,7 +355,10 @@ impl Granules {
                 }
             }
         };
-        Err(Conflict { granule, kind })
+        Err(Conflict {
+            byte: granule * self.size,
+            kind,
+        })
     }
 
     fn note_read(&mut self, granule: usize, access: &Access<'_>) -> Result<(), Conflict> {
@@ -321,7 +376,10 @@ impl Granules {
             Read::Many(index) => {
                 if let Some(past) = self.many[index].unknown_atomic(access, false) {
                     let kind = ConflictKind::RaceWithAtomic(past);
-                    return Err(Conflict { granule, kind });
+                    return Err(Conflict {
+                        byte: granule * self.size,
+                        kind,
+                    });
                 }
                 self.many[index].add_reader(past, access);
                 return Ok(());
@@ -358,4 +416,12 @@ impl Granules {
         self.many[index].clear();
         self.free.push(index);
     }
+}
+
+/// Each value `times` times.
+fn repeat<T: Copy>(values: &[T], times: usize) -> Vec<T> {
+    values
+        .iter()
+        .flat_map(|&value| std::iter::repeat_n(value, times))
+        .collect()
 }

@@ -18,6 +18,3 @@ pub(crate) use epoch::{Epoch, MAX_CLOCK, MAX_UID};
 pub(crate) use granules::{Access, Conflict, ConflictKind, Granules, Proxies};
 pub(crate) use knowledge::{Gather, Knowledge};
 pub(crate) use readers::Past;
-
-/// Bytes of a granule: the finest access that is told apart.
-pub(crate) const GRANULE: usize = 2;

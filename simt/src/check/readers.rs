@@ -3,6 +3,9 @@
 
 use super::{Access, Epoch};
 
+/// How far back a reader looks for others of its block.
+const LATEST: usize = 4;
+
 /// An access of the past.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Past {
@@ -43,6 +46,8 @@ pub(crate) struct Many {
     /// Readers alone in their block and clock.
     singles: Vec<Past>,
     atomics: Vec<Atomic>,
+    /// Readers at which those that are known to the next are forgotten.
+    crowded: usize,
 }
 
 impl Many {
@@ -50,33 +55,40 @@ impl Many {
         self.groups.clear();
         self.singles.clear();
         self.atomics.clear();
+        self.crowded = 0;
     }
 
-    /// Adds a reader, and forgets those that `by` knows of where that is cheap.
+    /// Adds a reader; now and then forgets those that `by` knows of.
     pub fn add_reader(&mut self, reader: Past, by: &Access<'_>) {
         let epoch = reader.epoch;
-        let (uid, clock, slot) = (epoch.uid(), epoch.clock(), epoch.slot() as usize);
+        let slot = epoch.slot() as usize;
         if slot < 1024 {
-            let same = |group: &&mut Group| group.uid == uid && group.clock == clock;
-            if let Some(group) = self.groups.iter_mut().rev().find(same) {
+            // Threads of a block read together: a look at the latest finds them.
+            let same =
+                |group: &&mut Group| (group.uid, group.clock) == (epoch.uid(), epoch.clock());
+            if let Some(group) = self.groups.iter_mut().rev().take(LATEST).find(same) {
                 group.threads[slot / 64] |= 1 << (slot % 64);
                 return;
             }
             let beside = |past: &Past| {
                 let other = past.epoch;
-                other.uid() == uid && other.clock() == clock && other.slot() < 1024
+                (other.uid(), other.clock()) == (epoch.uid(), epoch.clock()) && other.slot() < 1024
             };
-            if let Some(index) = self.singles.iter().rposition(beside) {
-                if self.singles[index].epoch != epoch {
-                    let other = self.singles.swap_remove(index);
+            let first = self.singles.len().saturating_sub(LATEST);
+            if let Some(index) = self.singles[first..].iter().position(beside) {
+                if self.singles[first + index].epoch != epoch {
+                    let other = self.singles.swap_remove(first + index);
                     self.groups.push(Group::of(other, reader));
                 }
                 return;
             }
         }
-        self.groups
-            .retain(|group| group.first_unknown(by).is_some());
-        self.singles.retain(|past| !by.knows(past.epoch));
+        if self.groups.len() + self.singles.len() >= self.crowded.max(LATEST) {
+            self.groups
+                .retain(|group| group.first_unknown(by).is_some());
+            self.singles.retain(|past| !by.knows(past.epoch));
+            self.crowded = 2 * (self.groups.len() + self.singles.len());
+        }
         self.singles.push(reader);
     }
 

@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::run::{SHARED_BASE, Site};
 use crate::FaultKind;
-use crate::check::{Access, GRANULE, Knowledge, sites};
+use crate::check::{Access, Knowledge, sites};
 use crate::fault::{Action, Place, Space};
 use crate::memory::{GlobalAccess, Registered};
 
@@ -64,14 +64,8 @@ impl Context<'_> {
             self.spend(site);
             self.with(site, |state, thread| {
                 let access = self.plain_access(&state.threads[thread].knowledge, site);
-                let first = (address - SHARED_BASE) as usize / GRANULE;
-                let granules = first..first + bytes as usize / GRANULE;
-                let result = match action {
-                    Action::Write => state.granules.write(granules, &access),
-                    _ => state.granules.read(granules, &access, false),
-                };
-                result.map_err(|conflict| {
-                    let address = SHARED_BASE + (conflict.granule * GRANULE) as u32;
+                let result = state.history.access(address, bytes, &access, action);
+                result.map_err(|(address, conflict)| {
                     self.run
                         .conflict(self.shared_place(address), action, conflict)
                 })

@@ -5,7 +5,8 @@ use super::exchange::{Barrier, Warp};
 use super::mbarrier::Mbarrier;
 use super::request::{Reply, Request};
 use super::run::{Planned, Run, SHARED_BASE, Site};
-use crate::check::{Gather, Granules, Knowledge, View};
+use super::shared_history::SharedHistory;
+use crate::check::{Gather, Knowledge, View};
 use crate::schedule::Ready;
 use crate::{Fault, FaultKind};
 use corosensei::Yielder;
@@ -58,7 +59,7 @@ pub(super) struct State {
     pub mbarriers: Vec<Mbarrier>,
     pub copies: Copies,
     /// The history of shared memory.
-    pub granules: Granules,
+    pub history: SharedHistory,
     pub requests: Vec<(u32, Request)>,
     pub finished: u32,
     /// What the finished threads knew.
@@ -109,11 +110,7 @@ impl<'r> Context<'r> {
             reply: 0,
             queues: Default::default(),
         };
-        let granules = if run.checks {
-            launch.shared_bytes.div_ceil(2)
-        } else {
-            0
-        };
+        let checked_bytes = if run.checks { launch.shared_bytes } else { 0 };
         let state = State {
             ready: Ready::new(run.schedule.threads, seed, warps),
             threads: (0..launch.block).map(thread).collect(),
@@ -121,7 +118,7 @@ impl<'r> Context<'r> {
             barriers: Default::default(),
             mbarriers: Vec::new(),
             copies: Copies::default(),
-            granules: Granules::new(granules as usize),
+            history: SharedHistory::new(checked_bytes),
             requests: Vec::new(),
             finished: 0,
             end: Gather::default(),

@@ -2,8 +2,8 @@
 
 use super::context::{Context, State};
 use super::raw;
-use super::run::{SHARED_BASE, Site};
-use crate::check::{Access, Epoch, Fence, GRANULE, Proxies, View, sites};
+use super::run::Site;
+use crate::check::{Access, Epoch, Fence, Proxies, View, sites};
 use crate::fault::Action;
 use crate::memory::GlobalAccess;
 use crate::schedule::CopyTiming;
@@ -236,7 +236,7 @@ impl Context<'_> {
         let range = self.global_range(global, bytes, align, on_global, writes)?;
         let State {
             threads,
-            granules,
+            history,
             copies,
             ..
         } = state;
@@ -253,15 +253,8 @@ impl Context<'_> {
             launch: self.planned.first_uid,
             proxies: (kind != Some(Kind::Small)).then(|| proxies(fence)),
         };
-        let first = (shared - SHARED_BASE) as usize / GRANULE;
-        let part = first..first + bytes as usize / GRANULE;
-        let access_shared = access(of_shared, Fence::Shared);
-        let result = match on_shared {
-            Action::Write => granules.write(part, &access_shared),
-            _ => granules.read(part, &access_shared, false),
-        };
-        result.map_err(|conflict| {
-            let address = SHARED_BASE + (conflict.granule * GRANULE) as u32;
+        let result = history.access(shared, bytes, &access(of_shared, Fence::Shared), on_shared);
+        result.map_err(|(address, conflict)| {
             self.run
                 .conflict(self.shared_place(address), on_shared, conflict)
         })?;

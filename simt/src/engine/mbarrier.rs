@@ -1,8 +1,8 @@
 //! mbarriers: phases that complete when all arrivals and all announced bytes have come.
 
 use super::context::{Context, State, Waiting};
-use super::run::{SHARED_BASE, Site};
-use crate::check::{ConflictKind, Epoch, Fence, GRANULE, Gather, View};
+use super::run::Site;
+use crate::check::{ConflictKind, Epoch, Fence, Gather, View};
 use crate::fault::Action;
 use crate::{FaultKind, MbarrierProblem};
 use std::sync::Arc;
@@ -119,11 +119,8 @@ impl Context<'_> {
             let init = knowledge.epoch();
             if self.run.checks {
                 let access = self.plain_access(knowledge, site);
-                let first = (address - SHARED_BASE) as usize / GRANULE;
-                let result = state
-                    .granules
-                    .make_mbarrier(first..first + 8 / GRANULE, &access);
-                result.map_err(|conflict| match conflict.kind {
+                let result = state.history.make_mbarrier(address, &access);
+                result.map_err(|(address, conflict)| match conflict.kind {
                     ConflictKind::Mbarrier => fault(address, MbarrierProblem::AlreadyInitialised),
                     _ => self
                         .run

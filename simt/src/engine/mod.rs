@@ -11,6 +11,7 @@ pub(crate) mod raw;
 mod request;
 mod run;
 mod serve;
+mod shared_history;
 mod stacks;
 mod stuck;
 mod worker;
