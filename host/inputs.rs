@@ -5,6 +5,7 @@
 //! seed names the same tensors everywhere. Each row has its own ChaCha stream: rows are filled in
 //! parallel, and row t does not depend on T.
 
+use crate::golden;
 use crate::view::Dtype;
 use half::bf16;
 use rand_chacha::ChaCha8Rng;
@@ -74,6 +75,15 @@ impl Weight {
         }
     }
 
+    /// The weight as the golden implementation takes it.
+    #[must_use]
+    pub fn as_golden(&self) -> golden::Weight<'_> {
+        match self {
+            Weight::F32(w) => golden::Weight::F32(w),
+            Weight::Bf16(w) => golden::Weight::Bf16(w),
+        }
+    }
+
     /// The elements, widened exactly to FP32.
     #[must_use]
     pub fn to_f32(&self) -> Vec<f32> {
@@ -125,7 +135,8 @@ impl Spec {
         let outliers = self.outlier_channels();
         let x = self.matrix(Tensor::X, |rng, row| {
             let kind = Kind::draw(rng);
-            bell_row(rng, row, kind.scale(rng));
+            let scale = kind.scale(rng);
+            bell_row(rng, row, scale);
             if kind == Kind::Outlier {
                 amplify(rng, row, &outliers);
             }

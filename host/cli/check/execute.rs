@@ -1,0 +1,180 @@
+//! A forward and backwards on a device, between inputs and outputs in host memory.
+
+use crate::cli::device::{Buffer, Device};
+use crate::cli::error::{CliError, Result};
+use bytemuck::Pod;
+use cake_rmsnorm::golden::{Backward, Forward};
+use cake_rmsnorm::inputs::Inputs;
+use cake_rmsnorm::{BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
+use half::bf16;
+
+/// An operator with its arguments in the memory of a device.
+pub struct Execution<'a> {
+    device: &'a dyn Device,
+    op: RmsNorm,
+    rows: u64,
+    x: Box<dyn Buffer>,
+    residual: Option<Box<dyn Buffer>>,
+    dy: Box<dyn Buffer>,
+    dh: Option<Box<dyn Buffer>>,
+    w: Box<dyn Buffer>,
+    h: Option<Written>,
+    y: Written,
+    rstd: Written,
+    dx: Written,
+    dw: Written,
+    workspace: Written,
+}
+
+impl<'a> Execution<'a> {
+    /// Copies the inputs to the device and allocates the outputs.
+    pub fn new(device: &'a dyn Device, op: RmsNorm, inputs: &Inputs) -> Result<Self> {
+        let rows = inputs.rows as u64;
+        let properties = device.backend().properties();
+        let plan = op.backward_plan(rows, inputs.dh.is_some(), properties)?;
+        let bytes = plan.workspace_bytes;
+        let workspace =
+            usize::try_from(bytes).map_err(|_| CliError::Memory { purpose: "workspace", bytes })?;
+
+        let upload = |name, bytes: &[u8]| -> Result<Box<dyn Buffer>> {
+            let mut buffer = device.alloc(name, bytes.len())?;
+            buffer.write(bytes)?;
+            Ok(buffer)
+        };
+        let matrix = |name, values: &[bf16]| upload(name, bytemuck::cast_slice(values));
+        let optional = |name, values: &Option<Vec<bf16>>| {
+            values.as_deref().map(|values| matrix(name, values)).transpose()
+        };
+        let written = |name, bytes| Written::new(device, name, bytes);
+        let matrix_bytes = inputs.x.len() * size_of::<bf16>();
+        Ok(Self {
+            device,
+            op,
+            rows,
+            x: matrix("x", &inputs.x)?,
+            residual: optional("residual", &inputs.residual)?,
+            dy: matrix("dy", &inputs.dy)?,
+            dh: optional("dh", &inputs.dh)?,
+            w: upload("w", inputs.w.as_bytes())?,
+            h: inputs.residual.as_ref().map(|_| written("h", matrix_bytes)).transpose()?,
+            y: written("y", matrix_bytes)?,
+            rstd: written("rstd", inputs.rows * size_of::<f32>())?,
+            dx: written("dx", matrix_bytes)?,
+            dw: written("dw", inputs.hidden * size_of::<f32>())?,
+            workspace: written("workspace", workspace)?,
+        })
+    }
+
+    /// Runs the forward over outputs that hold `poison` in every byte.
+    pub fn forward(&mut self, poison: u8) -> Result<Forward> {
+        let outputs = [Some(&mut self.y), Some(&mut self.rstd), self.h.as_mut()];
+        for output in outputs.into_iter().flatten() {
+            output.poison(poison)?;
+        }
+        let args = ForwardArgs {
+            x: self.matrix(&*self.x),
+            residual: self.residual.as_ref().map(|residual| self.matrix(&**residual)),
+            w: self.weight(),
+            h: self.h.as_ref().map(|h| self.matrix(&*h.buffer)),
+            y: self.matrix(&*self.y.buffer),
+            rstd: VectorView::f32(self.rstd.buffer.address(), self.rows),
+        };
+        // SAFETY: every address is that of a live buffer of this device that holds the view; the
+        // buffers are borrowed for writing until the work has completed.
+        unsafe { self.device.backend().forward(&self.op, &args)? };
+        self.device.synchronize()?;
+        Ok(Forward {
+            h: self.h.as_mut().map(Written::download).transpose()?,
+            y: self.y.download()?,
+            rstd: self.rstd.download()?,
+        })
+    }
+
+    /// Runs the backward after [`Execution::forward`], over outputs and a workspace that hold
+    /// `poison` in every byte.
+    pub fn backward(&mut self, poison: u8) -> Result<Backward> {
+        for output in [&mut self.dx, &mut self.dw, &mut self.workspace] {
+            output.poison(poison)?;
+        }
+        let x = self.h.as_ref().map_or(&*self.x, |h| &*h.buffer);
+        let args = BackwardArgs {
+            dy: self.matrix(&*self.dy),
+            x: self.matrix(x),
+            dh: self.dh.as_ref().map(|dh| self.matrix(&**dh)),
+            w: self.weight(),
+            rstd: VectorView::f32(self.rstd.buffer.address(), self.rows),
+            dx: self.matrix(&*self.dx.buffer),
+            dw: VectorView::f32(self.dw.buffer.address(), self.op.hidden()),
+            workspace: Workspace {
+                address: self.workspace.buffer.address(),
+                bytes: self.workspace.bytes as u64,
+            },
+        };
+        // SAFETY: as in `forward`.
+        unsafe { self.device.backend().backward(&self.op, &args)? };
+        self.device.synchronize()?;
+        self.workspace.look_behind()?;
+        Ok(Backward { dx: self.dx.download()?, dw: self.dw.download()? })
+    }
+
+    /// The outputs behind whose end something was written in a run so far.
+    pub fn overrun(&self) -> Vec<&'static str> {
+        let outputs = [&self.y, &self.rstd, &self.dx, &self.dw, &self.workspace];
+        let outputs = outputs.into_iter().chain(&self.h);
+        outputs.filter(|output| output.overrun).map(|output| output.name).collect()
+    }
+
+    fn matrix(&self, buffer: &dyn Buffer) -> RowsView {
+        RowsView::packed(buffer.address(), self.rows, self.op.hidden())
+    }
+
+    fn weight(&self) -> VectorView {
+        let (address, len) = (self.w.address(), self.op.hidden());
+        match self.op.weight() {
+            Dtype::F32 => VectorView::f32(address, len),
+            Dtype::Bf16 => VectorView::bf16(address, len),
+        }
+    }
+}
+
+/// Memory that kernels write, with a guard behind it that they must not write.
+struct Written {
+    name: &'static str,
+    buffer: Box<dyn Buffer>,
+    bytes: usize,
+    guard: usize,
+    poison: u8,
+    overrun: bool,
+}
+
+impl Written {
+    fn new(device: &dyn Device, name: &'static str, bytes: usize) -> Result<Self> {
+        let guard = device.guard_bytes();
+        let buffer = device.alloc(name, bytes + guard)?;
+        Ok(Written { name, buffer, bytes, guard, poison: 0, overrun: false })
+    }
+
+    fn poison(&mut self, poison: u8) -> Result<()> {
+        self.poison = poison;
+        self.buffer.poison(poison)
+    }
+
+    /// The contents; looks at the guard too. Both are whole elements.
+    fn download<T: Pod>(&mut self) -> Result<Vec<T>> {
+        let total = self.bytes + self.guard;
+        let none = |_| CliError::Memory { purpose: self.name, bytes: total as u64 };
+        let mut values = Vec::new();
+        values.try_reserve_exact(total / size_of::<T>()).map_err(none)?;
+        values.resize(total / size_of::<T>(), T::zeroed());
+        self.buffer.read(bytemuck::cast_slice_mut(&mut values))?;
+        let guard: &[u8] = bytemuck::cast_slice(&values[self.bytes / size_of::<T>()..]);
+        self.overrun |= guard.iter().any(|&byte| byte != self.poison);
+        values.truncate(self.bytes / size_of::<T>());
+        Ok(values)
+    }
+
+    /// Looks at the guard alone.
+    fn look_behind(&mut self) -> Result<()> {
+        if self.guard > 0 { self.download::<u8>().map(drop) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,158 @@
+//! `check`: a forward and three backwards, every element against FP64, every bit against the
+//! golden implementation.
+
+mod execute;
+mod report;
+mod source;
+mod verify;
+
+use super::device::{self, DeviceArg};
+use super::error::{CliError, Result};
+use super::output::Output;
+use super::progress::Progress;
+use super::{WeightArg, tensors};
+use cake_rmsnorm::golden::{Backward, Forward};
+use cake_rmsnorm::inputs::Inputs;
+use cake_rmsnorm::{RmsNorm, golden};
+use execute::Execution;
+use report::{Report, Run};
+use source::Source;
+use std::path::{Path, PathBuf};
+use verify::Verdict;
+
+/// Arguments of `check`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Where to run. `auto`: the GPU if there is one, else the simulator for small inputs, else
+    /// the CPU.
+    #[arg(long, value_enum, default_value = "auto")]
+    device: DeviceArg,
+    /// Inputs from a safetensors file: x, dy BF16 [rows, hidden], w BF16 or F32 [hidden], and
+    /// perhaps residual, dh as x; metadata eps.
+    #[arg(long, value_name = "FILE.safetensors", conflicts_with_all = ["rows", "hidden", "seed"])]
+    input: Option<PathBuf>,
+    /// Rows (T) of seeded inputs [default: 1024].
+    #[arg(long)]
+    rows: Option<u64>,
+    /// Elements of a row (H) of seeded inputs, a multiple of 8 [default: 4096].
+    #[arg(long)]
+    hidden: Option<u64>,
+    /// The weight's element type [default: f32, or as in the file].
+    #[arg(long, value_enum)]
+    weight: Option<WeightArg>,
+    /// eps [default: of the file, else 1e-6].
+    #[arg(long, allow_negative_numbers = true)]
+    eps: Option<f32>,
+    /// Seed of seeded inputs [default: 0].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// The residual form: h = x + residual is normalised, dh is added to dx.
+    #[arg(long)]
+    residual: bool,
+    /// Plan for this many multiprocessors. Changes no bit of any output.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    sm_count: Option<u32>,
+    /// Write y, rstd, dx, dw (and h of the residual form) to a safetensors file.
+    #[arg(long, value_name = "FILE.safetensors")]
+    output: Option<PathBuf>,
+    /// Print one JSON object instead of the table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What outputs and workspace hold before each backward: NaN, a huge number, a small one.
+const POISONS: [u8; 3] = [0xff, 0x7f, 0xa5];
+
+/// Runs the check; whether all is well.
+pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
+    let progress = Progress::new();
+    let ok = check(args, out, &progress);
+    progress.finish();
+    ok
+}
+
+fn check(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> {
+    let source = Source::choose(args)?;
+    let op = RmsNorm::new(source.hidden, source.weight, source.eps)?;
+    let elements = source.rows.saturating_mul(source.hidden);
+    let (device, fallback) = device::open(args.device, args.sm_count, elements, progress)?;
+    // Refuses a shape before memory is allocated for it.
+    let properties = device.backend().properties();
+    op.forward_plan(source.rows, source.residual, properties)?;
+    op.backward_plan(source.rows, source.residual, properties)?;
+
+    let run = Run::new(&source, &*device, fallback, args.sm_count);
+    let ordinary = source.ordinary;
+    if !args.json {
+        out.line(run.heading())?;
+    }
+
+    // Made, run forward, compared; thrice backward, compared.
+    progress.expect(elements.saturating_mul(8));
+    progress.stage("making inputs");
+    let inputs = source.inputs()?;
+    progress.advance(elements);
+
+    let mut execution = Execution::new(&*device, op, &inputs)?;
+    progress.stage("forward");
+    let forward = execution.forward(POISONS[0])?;
+    progress.advance(elements);
+    progress.stage("backward");
+    let backward = execution.backward(POISONS[0])?;
+    progress.advance(elements);
+    let mut repeats = verify::Repeats::default();
+    for poison in &POISONS[1..] {
+        let again = execution.backward(*poison)?;
+        repeats.add(&backward, &again);
+        progress.advance(elements);
+    }
+    let overrun = execution.overrun();
+    drop(execution);
+
+    let results = Results { op, inputs: &inputs, forward: &forward, backward: &backward };
+    let verdict = results.verify(progress)?;
+    let report = Report::new(run, verdict, repeats, overrun, ordinary);
+    if let Some(path) = &args.output {
+        results.write(path, device.kind())?;
+    }
+    progress.finish();
+    out.line(if args.json { report.json()? } else { report.table() })?;
+    Ok(report.ok())
+}
+
+/// Inputs, and what a device made of them.
+struct Results<'a> {
+    op: RmsNorm,
+    inputs: &'a Inputs,
+    forward: &'a Forward,
+    backward: &'a Backward,
+}
+
+impl Results<'_> {
+    fn verify(&self, progress: &Progress) -> Result<Verdict> {
+        let Results { op, inputs, forward, backward } = *self;
+        let w = inputs.w.as_golden();
+        progress.stage("golden forward");
+        let golden = golden::forward_slices(&op, &inputs.x, inputs.residual.as_deref(), w)?;
+        progress.advance(inputs.x.len() as u64);
+        progress.stage("FP64 forward");
+        let outputs = verify::forward(inputs, op.eps(), forward, &golden);
+        progress.advance(inputs.x.len() as u64);
+        drop(golden);
+
+        // The backward of what the device's own forward gave.
+        let x = forward.h.as_ref().unwrap_or(&inputs.x);
+        progress.stage("golden backward");
+        let dh = inputs.dh.as_deref();
+        let golden = golden::backward_slices(&op, &inputs.dy, x, dh, w, &forward.rstd)?;
+        progress.advance(inputs.x.len() as u64);
+        progress.stage("FP64 backward");
+        let gradients = verify::backward(inputs, forward, backward, &golden);
+        Ok(Verdict { outputs, gradients })
+    }
+
+    fn write(&self, path: &Path, device: &str) -> Result<()> {
+        let Results { op, inputs, forward, backward } = *self;
+        tensors::write(path, inputs.rows, forward, backward, op.eps(), device)
+    }
+}

@@ -1,0 +1,243 @@
+//! What a check found, as a table and as JSON.
+
+use super::source::Source;
+use super::verify::{Comparison, Gradients, Outputs, Repeats, Verdict};
+use crate::cli::device::Device;
+use crate::cli::dtype_name;
+use crate::cli::error::{CliError, Result};
+use crate::cli::output::{columns, thousands};
+use cake_rmsnorm::Dtype;
+use serde::Serialize;
+
+/// What was run.
+#[derive(Serialize)]
+pub struct Run {
+    device: &'static str,
+    device_name: String,
+    inputs: String,
+    rows: u64,
+    hidden: u64,
+    weight: &'static str,
+    eps: f32,
+    residual: bool,
+    sm_count: u32,
+    #[serde(skip)]
+    notes: Vec<String>,
+    #[serde(skip)]
+    dtype: Dtype,
+}
+
+impl Run {
+    /// What is about to be run; `fallback` says why not on a better device.
+    pub fn new(source: &Source, device: &dyn Device, fallback: Option<String>, sm_count: Option<u32>) -> Self {
+        let mut notes: Vec<String> = fallback.into_iter().collect();
+        if device.kind() == "cpu" && sm_count.is_some() {
+            notes.push("--sm-count has no effect on the CPU, which makes no plan".to_owned());
+        }
+        Run {
+            device: device.kind(),
+            device_name: device.name(),
+            inputs: source.description.clone(),
+            rows: source.rows,
+            hidden: source.hidden,
+            weight: dtype_name(source.weight),
+            eps: source.eps,
+            residual: source.residual,
+            sm_count: device.backend().properties().sm_count,
+            notes,
+            dtype: source.weight,
+        }
+    }
+
+    /// What is about to be run, in words.
+    pub fn heading(&self) -> String {
+        let mut text = format!("device  {}\n", self.device_name);
+        for note in &self.notes {
+            text += &format!("        {note}\n");
+        }
+        text += &format!("inputs  {}\n", self.inputs);
+        text += &format!(
+            "shape   {} rows x {}, weight {}, eps {:e}{}\n",
+            thousands(self.rows),
+            thousands(self.hidden),
+            self.dtype,
+            self.eps,
+            if self.residual { ", residual form" } else { "" },
+        );
+        text
+    }
+}
+
+/// What a check found.
+#[derive(Serialize)]
+pub struct Report {
+    #[serde(flatten)]
+    run: Run,
+    ok: bool,
+    failures: Vec<String>,
+    y: OutputReport,
+    rstd: OutputReport,
+    dx: OutputReport,
+    dw: WeightGradientReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    h: Option<OutputReport>,
+}
+
+#[derive(Serialize)]
+struct OutputReport {
+    /// Distance from the FP64 result in units in the last place of the output's type.
+    max_ulp: f64,
+    /// Share of the elements that are the FP64 result rounded once.
+    correctly_rounded: f64,
+    within_bound: bool,
+    bits_match_golden: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repeat_bits: Option<bool>,
+    #[serde(skip)]
+    elements: u64,
+}
+
+#[derive(Serialize)]
+struct WeightGradientReport {
+    #[serde(flatten)]
+    output: OutputReport,
+    /// Largest error as a share of 1e-4 + 1e-4·|FP64|.
+    worst_budget: f64,
+    /// ‖dw − FP64‖ / ‖FP64‖.
+    rel_l2: f64,
+}
+
+/// Least share of correctly rounded elements among ordinary inputs.
+const ROUNDED_MATRIX: f64 = 0.999;
+const ROUNDED_WEIGHT_GRADIENT: f64 = 0.9999;
+
+impl Report {
+    /// Judges; of `ordinary` inputs, almost all elements must be correctly rounded too.
+    pub fn new(
+        run: Run,
+        verdict: Verdict,
+        repeats: Repeats,
+        overrun: Vec<&'static str>,
+        ordinary: bool,
+    ) -> Self {
+        let Outputs { h, y, rstd } = verdict.outputs;
+        let Gradients { dx, dw, worst_budget, rel_l2 } = verdict.gradients;
+        let least = |share: f64| if ordinary { Some(share) } else { None };
+        let mut failures = Vec::new();
+        let mut judge = |name, comparison: Comparison, least, repeat_bits| {
+            failures.extend(complaints(name, &comparison, least, repeat_bits));
+            OutputReport::new(&comparison, repeat_bits)
+        };
+        let h = h.map(|h| judge("h", h, None, None));
+        let y = judge("y", y, least(ROUNDED_MATRIX), None);
+        let rstd = judge("rstd", rstd, None, None);
+        let dx = judge("dx", dx, least(ROUNDED_MATRIX), Some(repeats.dx));
+        let dw = judge("dw", dw, least(ROUNDED_WEIGHT_GRADIENT), Some(repeats.dw));
+        let dw = WeightGradientReport { output: dw, worst_budget, rel_l2 };
+        let overrun = overrun.iter().map(|name| format!("{name}: written behind its end"));
+        failures.extend(overrun);
+        Report { run, ok: failures.is_empty(), failures, y, rstd, dx, dw, h }
+    }
+
+    /// Whether all is well.
+    pub fn ok(&self) -> bool {
+        self.ok
+    }
+
+    /// One JSON object.
+    pub fn json(&self) -> Result<String> {
+        serde_json::to_string_pretty(self).map_err(|error| CliError::Stdout(error.into()))
+    }
+
+    /// A table for the reader, and a last line that says OK or FAILED.
+    pub fn table(&self) -> String {
+        let header =
+            ["output", "elements", "max ulp", "correctly rounded", "bound", "golden bits", "repeated"];
+        let mut rows = vec![header.map(str::to_owned).to_vec()];
+        rows.extend(self.h.iter().map(|h| h.cells("h")));
+        let outputs =
+            [("y", &self.y), ("rstd", &self.rstd), ("dx", &self.dx), ("dw", &self.dw.output)];
+        rows.extend(outputs.map(|(name, output)| output.cells(name)));
+        let mut lines = columns(&rows);
+        lines.push(format!(
+            "dw: worst error {:.1e} of the budget 1e-4 + 1e-4*|FP64|, relative L2 error {:.1e}",
+            self.dw.worst_budget, self.dw.rel_l2,
+        ));
+        if self.run.device == "cpu" {
+            lines.push(
+                "note: cpu is the golden implementation; its golden bits are a second run of itself"
+                    .to_owned(),
+            );
+        }
+        lines.push(String::new());
+        lines.extend(self.failures.iter().cloned());
+        lines.push(if self.ok { "OK" } else { "FAILED" }.to_owned());
+        lines.join("\n")
+    }
+}
+
+impl OutputReport {
+    fn new(comparison: &Comparison, repeat_bits: Option<bool>) -> Self {
+        OutputReport {
+            max_ulp: comparison.max_ulp,
+            correctly_rounded: comparison.correctly_rounded(),
+            within_bound: comparison.beyond == 0,
+            bits_match_golden: comparison.differing == 0,
+            repeat_bits,
+            elements: comparison.elements,
+        }
+    }
+
+    fn cells(&self, name: &str) -> Vec<String> {
+        let say = |good: bool, yes: &str, no: &str| if good { yes } else { no }.to_owned();
+        vec![
+            name.to_owned(),
+            thousands(self.elements),
+            format!("{:.3}", self.max_ulp),
+            percent(self.correctly_rounded),
+            say(self.within_bound, "within", "BEYOND"),
+            say(self.bits_match_golden, "equal", "DIFFERENT"),
+            self.repeat_bits.map_or("-".to_owned(), |same| say(same, "3x equal", "DIFFERENT")),
+        ]
+    }
+}
+
+/// A share as a percentage that shows 100 only for all.
+fn percent(share: f64) -> String {
+    let text = format!("{:.4} %", 100.0 * share);
+    if share < 1.0 && text.starts_with("100") { "99.9999 %".to_owned() } else { text }
+}
+
+fn complaints(
+    name: &str,
+    comparison: &Comparison,
+    least_rounded: Option<f64>,
+    repeat_bits: Option<bool>,
+) -> Vec<String> {
+    let elements = thousands(comparison.elements);
+    let first = |at: &Option<String>| at.as_ref().map_or(String::new(), |at| format!(", first {at}"));
+    let mut complaints = Vec::new();
+    if comparison.beyond > 0 {
+        let count = thousands(comparison.beyond);
+        let first = first(&comparison.first_beyond);
+        complaints.push(format!("{name}: {count} of {elements} elements beyond the bound{first}"));
+    }
+    if comparison.differing > 0 {
+        let count = thousands(comparison.differing);
+        let first = first(&comparison.first_differing);
+        complaints.push(format!("{name}: {count} of {elements} elements differ from golden{first}"));
+    }
+    if let Some(least) = least_rounded
+        && !comparison.mostly_rounded(least)
+    {
+        complaints.push(format!(
+            "{name}: only {} correctly rounded, expected of ordinary inputs are {} %",
+            percent(comparison.correctly_rounded()),
+            100.0 * least,
+        ));
+    }
+    if repeat_bits == Some(false) {
+        complaints.push(format!("{name}: repeated runs differ in their bits"));
+    }
+    complaints
+}

@@ -1,0 +1,112 @@
+//! Where a check runs: a backend with memory that it can reach.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+mod host;
+mod sim;
+
+use super::error::{CliError, Result};
+use super::progress::Progress;
+use cake_rmsnorm::backend::Backend;
+use clap::ValueEnum;
+
+/// The device asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    /// The GPU if there is one, else the simulator for small inputs, else the CPU.
+    Auto,
+    /// The golden implementation.
+    Cpu,
+    /// The kernels themselves, simulated on the CPU.
+    Sim,
+    /// The first NVIDIA GPU.
+    Cuda,
+}
+
+/// A backend, and memory that it can reach.
+pub trait Device {
+    /// `cpu`, `sim` or `cuda`.
+    fn kind(&self) -> &'static str;
+
+    /// The device in words, for the reader.
+    fn name(&self) -> String;
+
+    /// Memory for `bytes` bytes at a multiple of 256, of unknown contents; `name` is for errors.
+    fn alloc(&self, name: &'static str, bytes: usize) -> Result<Box<dyn Buffer>>;
+
+    /// What runs operators on that memory.
+    fn backend(&self) -> &dyn Backend;
+
+    /// Waits for everything that was enqueued, and reports its errors.
+    fn synchronize(&self) -> Result<()>;
+
+    /// Bytes to allocate behind each output and look at afterwards. None where the device itself
+    /// refuses to write outside an allocation.
+    fn guard_bytes(&self) -> usize {
+        256
+    }
+}
+
+/// Memory of a device. Copies happen while nothing runs.
+pub trait Buffer {
+    /// Where it lies, as views name it.
+    fn address(&self) -> u64;
+
+    /// Copies `bytes` to the start of the buffer; at most its length.
+    fn write(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// Copies from the start of the buffer; at most its length.
+    fn read(&self, bytes: &mut [u8]) -> Result<()>;
+
+    /// Makes every byte of the buffer `byte`, or unreadable until it is written.
+    fn poison(&mut self, byte: u8) -> Result<()>;
+}
+
+/// Elements up to which the simulator is quick enough to be chosen unasked.
+const AUTO_SIM_ELEMENTS: u64 = 1 << 20;
+
+/// The device asked for, for inputs of `elements` elements, and why it is not a better one. With
+/// `sm_count`, plans are made as if the device had that many multiprocessors.
+pub fn open(
+    device: DeviceArg,
+    sm_count: Option<u32>,
+    elements: u64,
+    progress: &Progress,
+) -> Result<(Box<dyn Device>, Option<String>)> {
+    let simulator = || Box::new(sim::SimDevice::new(sm_count, progress));
+    match device {
+        DeviceArg::Cpu => Ok((Box::new(host::HostDevice), None)),
+        DeviceArg::Sim => Ok((simulator(), None)),
+        DeviceArg::Cuda => Ok((gpu(sm_count)?, None)),
+        DeviceArg::Auto => {
+            let why = match gpu(sm_count) {
+                Ok(device) => return Ok((device, None)),
+                Err(CliError::NoDevice { reason, .. }) => format!("no GPU: {reason}"),
+                // A GPU that is there and does not work must not be passed over in silence.
+                Err(error) => return Err(error),
+            };
+            if elements <= AUTO_SIM_ELEMENTS {
+                return Ok((simulator(), Some(why)));
+            }
+            let why = format!("{why}; too large to simulate unasked (--device sim)");
+            Ok((Box::new(host::HostDevice), Some(why)))
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn gpu(sm_count: Option<u32>) -> Result<Box<dyn Device>> {
+    Ok(Box::new(cuda::CudaDevice::open(sm_count)?))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu(_: Option<u32>) -> Result<Box<dyn Device>> {
+    let reason = "built without feature cuda (cargo build --release --features cuda)".to_owned();
+    Err(CliError::NoDevice { device: "cuda", reason })
+}
+
+/// The GPU in words.
+#[cfg(feature = "cuda")]
+pub fn describe_gpu() -> Result<String> {
+    Ok(cuda::CudaDevice::open(None)?.name())
+}

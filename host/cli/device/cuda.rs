@@ -1,0 +1,75 @@
+//! The first NVIDIA GPU.
+
+use super::{Buffer, Device};
+use crate::cli::error::{CliError, Result};
+use cake_rmsnorm::backend::Backend;
+use cake_rmsnorm::backend::cuda::{Cuda, Device as Gpu, DeviceBuffer};
+
+/// A GPU.
+pub struct CudaDevice(Cuda);
+
+impl CudaDevice {
+    /// The first GPU of the driver.
+    pub fn open(sm_count: Option<u32>) -> Result<Self> {
+        let gpu = Gpu::open(0).map_err(|error| match error {
+            // Nothing was launched yet: there is no driver, or no GPU behind it.
+            cake_rmsnorm::Error::Cuda { call: "cuInit" | "cuDeviceGet", .. } => {
+                CliError::NoDevice { device: "cuda", reason: error.to_string() }
+            }
+            other => other.into(),
+        })?;
+        let cuda = Cuda::new(gpu);
+        Ok(CudaDevice(match sm_count {
+            Some(sm_count) => cuda.with_sm_count(sm_count),
+            None => cuda,
+        }))
+    }
+}
+
+impl Device for CudaDevice {
+    fn kind(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn name(&self) -> String {
+        let properties = Backend::properties(&self.0);
+        let (major, minor) = properties.compute_capability;
+        format!(
+            "cuda ({}, compute capability {major}.{minor}, {} multiprocessors)",
+            self.0.device().name(),
+            properties.sm_count,
+        )
+    }
+
+    fn alloc(&self, _: &'static str, bytes: usize) -> Result<Box<dyn Buffer>> {
+        Ok(Box::new(GpuMemory(DeviceBuffer::new(self.0.device(), bytes)?)))
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        &self.0
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(self.0.synchronize()?)
+    }
+}
+
+struct GpuMemory(DeviceBuffer);
+
+impl Buffer for GpuMemory {
+    fn address(&self) -> u64 {
+        self.0.address()
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        Ok(self.0.write(bytes)?)
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        Ok(self.0.read(bytes)?)
+    }
+
+    fn poison(&mut self, byte: u8) -> Result<()> {
+        Ok(self.0.write(&vec![byte; self.0.len()])?)
+    }
+}

@@ -1,0 +1,75 @@
+//! The kernels themselves, under the simulator.
+
+use super::{Buffer, Device};
+use crate::cli::error::Result;
+use crate::cli::progress::Progress;
+use cake_rmsnorm::backend::Backend;
+use cake_rmsnorm::backend::sim::{Sim, SimBuffer};
+
+/// A simulated GPU.
+pub struct SimDevice(Sim);
+
+impl SimDevice {
+    /// A simulated GPU that shows its progress.
+    pub fn new(sm_count: Option<u32>, progress: &Progress) -> Self {
+        let progress = progress.clone();
+        let sim = Sim::new().on_block(move |block| {
+            progress.detail(block.kernel, block.finished, block.grid);
+        });
+        SimDevice(match sm_count {
+            Some(sm_count) => sim.with_sm_count(sm_count),
+            None => sim,
+        })
+    }
+}
+
+impl Device for SimDevice {
+    fn kind(&self) -> &'static str {
+        "sim"
+    }
+
+    fn name(&self) -> String {
+        let sms = self.0.properties().sm_count;
+        format!("sim (the kernels, simulated on the CPU with every check; {sms} multiprocessors)")
+    }
+
+    fn alloc(&self, name: &'static str, bytes: usize) -> Result<Box<dyn Buffer>> {
+        Ok(Box::new(SimMemory(self.0.alloc(name, bytes))))
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        &self.0
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(()) // calls return when the work is done
+    }
+
+    fn guard_bytes(&self) -> usize {
+        0
+    }
+}
+
+struct SimMemory(SimBuffer);
+
+impl Buffer for SimMemory {
+    fn address(&self) -> u64 {
+        self.0.address()
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        Ok(self.0.write(bytes)?)
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        let contents = self.0.read()?;
+        let len = bytes.len().min(contents.len());
+        bytes[..len].copy_from_slice(&contents[..len]);
+        Ok(())
+    }
+
+    fn poison(&mut self, _: u8) -> Result<()> {
+        // A kernel that reads it is stopped, whatever the bytes are.
+        Ok(self.0.forget()?)
+    }
+}

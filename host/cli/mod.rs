@@ -1,0 +1,79 @@
+//! The command line: what it accepts, and what its exit status says.
+
+mod check;
+mod device;
+mod doctor;
+mod error;
+mod output;
+mod progress;
+mod routes;
+mod tensors;
+
+use cake_rmsnorm::Dtype;
+use clap::{Parser, Subcommand, ValueEnum};
+use error::CliError;
+use output::Output;
+use std::process::ExitCode;
+
+/// RMSNorm training kernels with the same bits on every device.
+///
+/// Exit status: 0 when all is well, 1 when a check or a device fails, 2 when the arguments or an
+/// input are refused.
+#[derive(Parser)]
+#[command(name = "cake-rmsnorm", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a forward and a backward and check every output.
+    Check(check::Args),
+    /// Print which kernels run for a shape, and how dw is summed.
+    Routes(routes::Args),
+    /// Look for what is missing on this machine, and say what to do about it.
+    Doctor,
+}
+
+/// The weight's element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum WeightArg {
+    Bf16,
+    F32,
+}
+
+impl From<WeightArg> for Dtype {
+    fn from(weight: WeightArg) -> Dtype {
+        match weight {
+            WeightArg::Bf16 => Dtype::Bf16,
+            WeightArg::F32 => Dtype::F32,
+        }
+    }
+}
+
+/// How [`Dtype`] is written on the command line and in JSON.
+fn dtype_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::Bf16 => "bf16",
+        Dtype::F32 => "f32",
+    }
+}
+
+/// Runs the program on the process's arguments.
+pub fn main() -> ExitCode {
+    let mut out = Output::stdout();
+    let result = match Cli::parse().command {
+        Command::Check(args) => check::run(&args, &mut out),
+        Command::Routes(args) => routes::run(&args, &mut out).map(|()| true),
+        Command::Doctor => doctor::run(&mut out).map(|()| true),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            output::report(&error);
+            ExitCode::from(if error.is_refusal() { 2 } else { 1 })
+        }
+    }
+}
