@@ -112,7 +112,7 @@ fn split_plan(
     fits(shared_bytes, device)?;
     let tasks = split::column_tasks(hidden);
     // Row tasks beyond what is resident are taken in turns.
-    let row_blocks = rows.min(u64::from(device.sm_count.max(1)) * 8) as u32;
+    let row_blocks = rows.min(u64::from(device.multiprocessors()) * 8) as u32;
     let main = Launch {
         kernel: entry(program, Some(weight), residual),
         grid: tasks + row_blocks,
@@ -132,7 +132,7 @@ fn single_read(
     device: &DeviceProperties,
     route: &routes::BackwardRoute,
 ) -> Result<BackwardPlan> {
-    let workers = device.sm_count.max(1) * route.blocks_per_sm;
+    let workers = device.multiprocessors() * route.blocks_per_sm;
     let available = (device.shared_bytes_per_sm / route.blocks_per_sm)
         .saturating_sub(RESERVED_SHARED_BYTES)
         .min(device.shared_bytes_per_block);

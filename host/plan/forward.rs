@@ -40,7 +40,7 @@ pub fn forward(
         (_, warps) => 32 * warps,
     };
     let units = rows.div_ceil(u64::from(route.warp_rows.max(1)));
-    let resident = u64::from(device.sm_count.max(1) * (route.resident_threads / block).max(1));
+    let resident = u64::from(device.multiprocessors() * (route.resident_threads / block).max(1));
     let launch = Launch {
         kernel: entry(route.program, Some(weight), residual),
         grid: units.min(resident) as u32,

@@ -40,6 +40,11 @@ impl DeviceProperties {
         Self { sm_count, ..self }
     }
 
+    /// Multiprocessors to plan for: at least one, and no more than grids can be multiplied by.
+    fn multiprocessors(&self) -> u32 {
+        self.sm_count.clamp(1, 1 << 16)
+    }
+
     fn check(&self) -> Result<()> {
         let (major, minor) = self.compute_capability;
         if major < 8 {

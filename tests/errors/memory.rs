@@ -103,8 +103,17 @@ fn the_stride_of_a_single_row_does_not_matter() {
 }
 
 fn address_space<A: Arguments>(argument: Argument) {
-    // Past 2^64; below 0; a distance that no signed 64-bit offset holds.
-    for (address, stride) in [(!15, 64), (16, -64), (16, i64::MAX - 7), (16, i64::MIN + 8)] {
+    let top = u64::MAX - 15;
+    // Past 2^64; below 0; distances that no signed 64-bit offset holds.
+    let places = [
+        (top, 64),
+        (16, -64),
+        (16, 1 << 53),
+        (top, -(1 << 53)),
+        (16, i64::MAX - 7),
+        (16, i64::MIN + 8),
+    ];
+    for (address, stride) in places {
         refused(|args: &mut A, _| {
             let view = args.matrix(argument);
             (view.address, view.stride) = (address, stride);

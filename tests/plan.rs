@@ -1,0 +1,433 @@
+//! Properties of plans: launches keep their kernels' contracts, and nothing that fixes bits
+//! depends on the device.
+
+use cake_rmsnorm::kernels::KERNELS;
+use cake_rmsnorm::kernels::backward::{block, reduce, split, warp, wide};
+use cake_rmsnorm::kernels::contract::Program;
+use cake_rmsnorm::kernels::leaf;
+use cake_rmsnorm::kernels::params::{BackwardParams, ForwardParams, ReduceParams};
+use cake_rmsnorm::kernels::row_sum::SCRATCH_BYTES;
+use cake_rmsnorm::plan::{BackwardPlan, DeviceProperties, ForwardPlan, Launch, LeafTable};
+use cake_rmsnorm::{Dtype, Error, MAX_HIDDEN, MAX_ROWS, RmsNorm};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+/// Multiprocessors of the devices that plans are compared on, and some that no device has.
+const SM_COUNTS: [u32; 7] = [1, 2, 7, 100, 132, 148, 212];
+/// Widths at and beside the edges of the routes.
+const WIDTHS: [u64; 22] = [
+    8, 248, 256, 264, 512, 520, 1024, 1032, 1600, 2048, 2056, 4096, 4104, 5120, 6144, 6152, 8192,
+    8200, 16_384, 16_392, 65_528, 65_536,
+];
+/// Rows at and beside the edges of routes and of the leaf table.
+const HEIGHTS: [u64; 16] = [
+    1,
+    2,
+    127,
+    128,
+    511,
+    512,
+    513,
+    1023,
+    1024,
+    4095,
+    8191,
+    8192,
+    65_536,
+    8_388_609,
+    MAX_ROWS - 1,
+    MAX_ROWS,
+];
+
+/// Devices with their shared memory a block and a multiprocessor, in bytes.
+const A100: DeviceProperties = device(108, (8, 0), 166_912, 167_936);
+const L40S: DeviceProperties = device(142, (8, 9), 101_376, 102_400);
+const B200: DeviceProperties = device(148, (10, 0), 232_448, 233_472);
+
+const fn device(sm_count: u32, capability: (u32, u32), block: u32, sm: u32) -> DeviceProperties {
+    DeviceProperties {
+        sm_count,
+        compute_capability: capability,
+        shared_bytes_per_block: block,
+        shared_bytes_per_sm: sm,
+    }
+}
+
+/// What a plan is made of, but for the device.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    hidden: u64,
+    rows: u64,
+    weight: Dtype,
+    residual: bool,
+}
+
+impl Shape {
+    fn operator(self) -> RmsNorm {
+        RmsNorm::new(self.hidden, self.weight, 1e-6).expect("a supported width")
+    }
+
+    fn forward(self, device: &DeviceProperties) -> Result<ForwardPlan, Error> {
+        self.operator()
+            .forward_plan(self.rows, self.residual, device)
+    }
+
+    fn backward(self, device: &DeviceProperties) -> Result<BackwardPlan, Error> {
+        self.operator()
+            .backward_plan(self.rows, self.residual, device)
+    }
+}
+
+fn hidden() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        prop::sample::select(&WIDTHS[..]),
+        (1..=128_u64).prop_map(|h| 8 * h),
+        (1..=MAX_HIDDEN / 8).prop_map(|h| 8 * h),
+    ]
+}
+
+/// Ordinary heights and edges, and every magnitude up to the largest.
+fn rows() -> impl Strategy<Value = u64> {
+    let any_magnitude =
+        (0..31_u32, any::<u64>()).prop_map(|(log2, bits)| (1 << log2) | bits % (1 << log2));
+    prop_oneof![
+        prop::sample::select(&HEIGHTS[..]),
+        1..=2048_u64,
+        any_magnitude
+    ]
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let weight = prop::sample::select(&[Dtype::Bf16, Dtype::F32][..]);
+    (hidden(), rows(), weight, any::<bool>()).prop_map(|(hidden, rows, weight, residual)| Shape {
+        hidden,
+        rows,
+        weight,
+        residual,
+    })
+}
+
+/// Devices on which every width has a program.
+fn large_device() -> impl Strategy<Value = DeviceProperties> {
+    let sm_count = prop_oneof![
+        prop::sample::select(&SM_COUNTS[..]),
+        0..=1024_u32,
+        any::<u32>(),
+    ];
+    (
+        prop::sample::select(&[DeviceProperties::H200, B200][..]),
+        sm_count,
+    )
+        .prop_map(|(device, sm_count)| device.with_sm_count(sm_count))
+}
+
+/// Elements that a block of a program holds, or a warp where a warp has a row; `None` where the
+/// block goes over the row in turns.
+fn covered(launch: &Launch) -> Option<u64> {
+    let warps = u64::from(launch.block / 32);
+    let (warps, vectors) = match launch.kernel.program {
+        Program::ForwardWarp { vectors } | Program::BackwardWarp { vectors, .. } => (1, vectors),
+        Program::ForwardBlock { vectors }
+        | Program::BackwardBlock { vectors, .. }
+        | Program::BackwardSplit { vectors } => (warps, vectors),
+        Program::BackwardWide => (warps, wide::VECTORS as u32),
+        Program::ForwardWide | Program::BackwardSplitWide | Program::Reduce => return None,
+    };
+    Some(warps * u64::from(vectors) * 256)
+}
+
+/// What every launch must keep, whatever its program.
+fn check_launch(launch: &Launch, shape: Shape, device: &DeviceProperties) {
+    let kernel = launch.kernel;
+    assert!(
+        launch.grid >= 1 && launch.grid <= i32::MAX as u32,
+        "{launch:?}"
+    );
+    assert!(
+        launch.block >= 32 && launch.block.is_multiple_of(32),
+        "{launch:?}"
+    );
+    assert!(
+        launch.block <= kernel.max_threads && launch.block <= 1024,
+        "{launch:?}"
+    );
+    assert!(
+        launch.shared_bytes <= device.shared_bytes_per_block,
+        "{launch:?}"
+    );
+    let (major, minor) = device.compute_capability;
+    assert!(kernel.min_sm <= 10 * major + minor);
+    if let Some(covered) = covered(launch) {
+        assert!(
+            covered >= shape.hidden,
+            "{covered} elements of {}",
+            shape.hidden
+        );
+    }
+    if kernel.program != Program::Reduce {
+        assert_eq!(kernel.residual, shape.residual);
+        let name = if shape.weight == Dtype::F32 {
+            "_f32"
+        } else {
+            "_bf16"
+        };
+        assert!(
+            kernel.name.contains(name) && kernel.module.ends_with(name),
+            "{}",
+            kernel.name
+        );
+    }
+}
+
+fn check_forward(plan: &ForwardPlan, shape: Shape, device: &DeviceProperties) {
+    let launch = plan.launch.expect("there are rows");
+    check_launch(&launch, shape, device);
+    assert_eq!(launch.kernel.param_bytes, size_of::<ForwardParams>());
+    let (rows_at_once, scratch) = match launch.kernel.program {
+        Program::ForwardWarp { .. } => (launch.block / 32, 0),
+        Program::ForwardBlock { .. } | Program::ForwardWide => (1, SCRATCH_BYTES),
+        other => panic!("{other:?} is no forward"),
+    };
+    assert_eq!(launch.shared_bytes, scratch);
+    // No block without a row.
+    assert!(u64::from(launch.grid) <= shape.rows.div_ceil(u64::from(rows_at_once)));
+}
+
+fn check_leaves(leaf: &LeafTable, shape: Shape) {
+    assert_eq!(
+        leaf.leaf_rows(),
+        published_leaf_rows(shape.rows, shape.hidden)
+    );
+    assert_eq!(
+        u64::from(leaf.leaves),
+        shape.rows.div_ceil(leaf.leaf_rows())
+    );
+    let (leaves, run) = (u64::from(leaf.leaves), 1_u64 << leaf.run_log2);
+    let runs = u64::from(leaf.runs());
+    assert!(
+        runs * run >= leaves && (runs - 1) * run < leaves,
+        "runs are just enough: {leaf:?}"
+    );
+    // Complete runs, then a node for each set bit of what is left.
+    let rest = leaves - u64::from(leaf.full_nodes()) * run;
+    assert!(rest < run);
+    let edge = (0..leaf.run_log2).filter(|bit| rest >> bit & 1 == 1);
+    assert_eq!(edge.clone().map(|bit| 1 << bit).sum::<u64>(), rest);
+    assert_eq!(edge.count(), leaf.edge_nodes() as usize);
+}
+
+fn check_backward(plan: &BackwardPlan, shape: Shape, device: &DeviceProperties) {
+    let main = plan.main.expect("there are rows");
+    check_launch(&main, shape, device);
+    check_leaves(&plan.leaf, shape);
+    assert_eq!(main.kernel.param_bytes, size_of::<BackwardParams>());
+    match plan.reduce {
+        None => check_split(plan, &main, shape),
+        Some(reduce) => {
+            check_launch(&reduce, shape, device);
+            check_single_read(plan, &main, shape);
+            check_reduce(plan, &reduce, shape);
+        }
+    }
+}
+
+/// One launch that writes dw itself.
+fn check_split(plan: &BackwardPlan, main: &Launch, shape: Shape) {
+    let split = [
+        Program::BackwardSplit { vectors: 1 },
+        Program::BackwardSplit { vectors: 2 },
+    ];
+    let program = main.kernel.program;
+    assert!(
+        split.contains(&program) || program == Program::BackwardSplitWide,
+        "{program:?}"
+    );
+    let positions = main.block / reduce::WIDTH;
+    assert!(positions.is_power_of_two());
+    assert!(u64::from(positions) << plan.leaf.run_log2 >= u64::from(plan.leaf.leaves));
+    let tasks = split::column_tasks(shape.hidden as u32);
+    assert_eq!(u64::from(tasks), shape.hidden.div_ceil(32));
+    assert!(main.grid > tasks, "a block for rows");
+    assert!(
+        u64::from(main.grid - tasks) <= shape.rows,
+        "no block without a row"
+    );
+    let roots = reduce::roots_bytes(main.block, plan.leaf.run_log2);
+    assert!(main.shared_bytes >= roots.max(SCRATCH_BYTES));
+    assert_eq!((plan.workspace_bytes, plan.chunk_log2), (0, 0));
+}
+
+/// The launch that stores nodes.
+fn check_single_read(plan: &BackwardPlan, main: &Launch, shape: Shape) {
+    let run_log2 = plan.leaf.run_log2;
+    assert!(main.grid <= plan.leaf.runs());
+    let needed = match main.kernel.program {
+        Program::BackwardWarp { vectors, stages } => {
+            assert_eq!(main.block, 32 << run_log2, "a warp a leaf of the run");
+            warp::shared_bytes(vectors, stages, shape.residual, main.block)
+        }
+        Program::BackwardBlock { vectors, stages } => {
+            block::shared_bytes(vectors, stages, shape.residual, main.block, run_log2)
+        }
+        Program::BackwardWide => {
+            assert_eq!(run_log2, 0, "a node a leaf");
+            wide::shared_bytes(main.block)
+        }
+        other => panic!("{other:?} stores no nodes"),
+    };
+    assert!(main.shared_bytes >= needed);
+    // Kernels count rows, those a grid's runs ahead included, in 32 bits.
+    let ahead = u64::from(main.grid) << (plan.leaf.leaf_log2 + run_log2);
+    assert!(shape.rows + ahead <= u64::from(u32::MAX), "{plan:?}");
+}
+
+fn check_reduce(plan: &BackwardPlan, reduce: &Launch, shape: Shape) {
+    assert_eq!(reduce.kernel.program, Program::Reduce);
+    assert_eq!(reduce.kernel.param_bytes, size_of::<ReduceParams>());
+    assert_eq!(u64::from(reduce.grid), shape.hidden.div_ceil(32));
+    let positions = reduce.block / reduce::WIDTH;
+    assert!(positions.is_power_of_two());
+    let chunks = u64::from(positions) << plan.chunk_log2;
+    assert!(chunks >= u64::from(plan.leaf.full_nodes()), "{plan:?}");
+    assert!(reduce.shared_bytes >= reduce::roots_bytes(reduce.block, plan.chunk_log2));
+    let nodes = u64::from(plan.leaf.full_nodes() + plan.leaf.edge_nodes());
+    assert_eq!(
+        plan.workspace_bytes,
+        nodes * 2 * 4 * shape.hidden,
+        "an FP32 pair a column"
+    );
+}
+
+/// The leaf table as docs/numerics.md states it, in other words than the code's.
+fn published_leaf_rows(rows: u64, hidden: u64) -> u64 {
+    let target = match hidden {
+        ..=512 => 4096,
+        ..=8192 => 512,
+        _ => 128,
+    };
+    let mut leaf_rows = 1;
+    while 2 * leaf_rows * target <= rows {
+        leaf_rows *= 2;
+    }
+    leaf_rows
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn forward_plans_keep_the_contracts(shape in shape(), device in large_device()) {
+        check_forward(&shape.forward(&device).expect("a plan"), shape, &device);
+    }
+
+    #[test]
+    fn backward_plans_keep_the_contracts(shape in shape(), device in large_device()) {
+        check_backward(&shape.backward(&device).expect("a plan"), shape, &device);
+    }
+
+    /// A plan for a device with less shared memory keeps to it, or says what is missing.
+    #[test]
+    fn smaller_devices_are_not_overcommitted(shape in shape(), shared in 0..240_000_u32) {
+        let limited = device(132, (8, 0), shared, shared + 1024);
+        for device in [A100, L40S, limited] {
+            let scratch = shape.forward(&device).expect("a plan").launch.expect("rows").shared_bytes;
+            prop_assert!(scratch <= SCRATCH_BYTES);
+            match shape.backward(&device) {
+                Ok(plan) => check_backward(&plan, shape, &device),
+                Err(Error::SharedMemory { needed, found }) => {
+                    prop_assert_eq!(found, device.shared_bytes_per_block);
+                    prop_assert!(needed > found);
+                }
+                Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
+    }
+
+    /// Leaves fix the order in which dw is summed.
+    #[test]
+    fn leaves_depend_on_the_shape_alone(shape in shape()) {
+        let expected = published_leaf_rows(shape.rows, shape.hidden);
+        let leaves = shape.rows.div_ceil(expected);
+        prop_assert_eq!(leaf::leaf_rows(shape.rows, shape.hidden as u32), expected);
+        prop_assert_eq!(leaf::leaf_count(shape.rows, shape.hidden as u32), leaves);
+        for sm_count in SM_COUNTS {
+            for device in [DeviceProperties::H200, B200, A100, L40S] {
+                let Ok(plan) = shape.backward(&device.with_sm_count(sm_count)) else { continue };
+                prop_assert_eq!(plan.leaf.leaf_rows(), expected);
+                prop_assert_eq!(u64::from(plan.leaf.leaves), leaves);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_leaf_table_is_the_published_one() {
+    let table = [
+        (1, 8, 1),
+        (8191, 512, 1),
+        (8192, 512, 2),
+        (65_536, 256, 16),
+        (1023, 520, 1),
+        (1024, 520, 2),
+        (4097, 4096, 8),
+        (65_536, 8192, 128),
+        (255, 8200, 1),
+        (256, 8200, 2),
+        (65_536, 16_384, 512),
+        (MAX_ROWS, 8, 1 << 18),
+        (MAX_ROWS, 4096, 1 << 21),
+        (MAX_ROWS, 65_536, 1 << 23),
+    ];
+    for (rows, hidden, expected) in table {
+        assert_eq!(
+            leaf::leaf_rows(rows, hidden),
+            expected,
+            "T = {rows}, H = {hidden}"
+        );
+    }
+}
+
+#[test]
+fn nothing_is_launched_without_rows() {
+    for hidden in WIDTHS {
+        let shape = Shape {
+            hidden,
+            rows: 0,
+            weight: Dtype::Bf16,
+            residual: false,
+        };
+        let device = DeviceProperties::H200;
+        assert!(shape.forward(&device).expect("a plan").launch.is_none());
+        let plan = shape.backward(&device).expect("a plan");
+        assert!(plan.main.is_none() && plan.reduce.is_none());
+        assert_eq!((plan.workspace_bytes, plan.leaf.leaves), (0, 0));
+    }
+}
+
+#[test]
+fn every_kernel_has_a_shape_that_uses_it() {
+    let device = DeviceProperties::H200;
+    let mut used = BTreeSet::new();
+    for hidden in WIDTHS {
+        for rows in HEIGHTS {
+            for weight in [Dtype::Bf16, Dtype::F32] {
+                for residual in [false, true] {
+                    let shape = Shape {
+                        hidden,
+                        rows,
+                        weight,
+                        residual,
+                    };
+                    let backward = shape.backward(&device).expect("a plan");
+                    let forward = shape.forward(&device).expect("a plan");
+                    let launches = [forward.launch, backward.main, backward.reduce];
+                    used.extend(launches.into_iter().flatten().map(|it| it.kernel.name));
+                }
+            }
+        }
+    }
+    let all: BTreeSet<_> = KERNELS.iter().map(|kernel| kernel.name).collect();
+    assert_eq!(all.len(), KERNELS.len(), "names are unique");
+    let unused: Vec<_> = all.difference(&used).collect();
+    assert!(unused.is_empty(), "kernels that no plan uses: {unused:?}");
+}
