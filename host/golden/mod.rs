@@ -22,12 +22,14 @@ pub use slices::{Backward, Forward, Weight, backward_slices, forward_slices};
 
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
 use crate::view::{Dtype, VectorView};
-use cake_rmsnorm_kernels::arith::TILE;
 use half::bf16;
 use instructions::Instructions;
 use memory::{Elements, ElementsMut, Rows, RowsMut};
 use rayon::prelude::*;
-use weight_gradient::Leaves;
+use row::RowWeight;
+use std::ops::Range;
+use std::slice;
+use weight_gradient::{Leaves, Node};
 
 /// Elements worth a task of their own.
 const TASK_ELEMENTS: usize = 1 << 14;
@@ -44,11 +46,12 @@ pub unsafe fn forward(op: &RmsNorm, args: &ForwardArgs) {
         x: Rows::new(&args.x),
         residual: args.residual.as_ref().map(Rows::new),
         // SAFETY: the weight has H elements of its type.
-        w: unsafe { widened_weight(&args.w) },
+        w: unsafe { row_weight(&args.w) },
         h: args.h.as_ref().map(RowsMut::new),
         y: RowsMut::new(&args.y),
         rstd: ElementsMut::new(&args.rstd),
         eps: op.eps(),
+        hidden: op.hidden() as usize,
     };
     // SAFETY: the caller's obligations.
     unsafe { task.run(args.x.rows as usize, Instructions::detect()) }
@@ -65,48 +68,47 @@ pub unsafe fn backward(op: &RmsNorm, args: &BackwardArgs) {
         x: Rows::new(&args.x),
         dh: args.dh.as_ref().map(Rows::new),
         // SAFETY: the weight has H elements of its type.
-        w: unsafe { widened_weight(&args.w) },
+        w: unsafe { row_weight(&args.w) },
         rstd: Elements::new(&args.rstd),
         dx: RowsMut::new(&args.dx),
         hidden: op.hidden() as usize,
     };
     // SAFETY: the caller's obligations.
     unsafe {
-        let dw = std::slice::from_raw_parts_mut(args.dw.address as usize as *mut f32, task.hidden);
+        let dw = slice::from_raw_parts_mut(args.dw.address as usize as *mut f32, task.hidden);
         task.run(args.dy.rows as usize, dw, Instructions::detect());
     }
 }
 
-/// The weight as FP32 (exact), followed by +0 up to a multiple of the tile.
+/// The weight, widened to FP32 (exact).
 ///
 /// # Safety
 /// - The view describes live memory that nobody writes during the call.
-unsafe fn widened_weight(view: &VectorView) -> Vec<f32> {
-    let len = view.len as usize;
-    let address = view.address as usize;
-    let mut w = vec![0.0; len.next_multiple_of(TILE as usize)];
+unsafe fn row_weight(view: &VectorView) -> RowWeight {
+    let (address, len) = (view.address as usize, view.len as usize);
     // SAFETY: the caller's obligation.
-    unsafe {
+    let elements = unsafe {
         match view.dtype {
-            Dtype::F32 => w[..len].copy_from_slice(std::slice::from_raw_parts(address as *const f32, len)),
+            Dtype::F32 => slice::from_raw_parts(address as *const f32, len).to_vec(),
             Dtype::Bf16 => {
-                let narrow = std::slice::from_raw_parts(address as *const bf16, len);
-                w.iter_mut().zip(narrow).for_each(|(w, narrow)| *w = narrow.to_f32());
+                let narrow = slice::from_raw_parts(address as *const bf16, len);
+                narrow.iter().map(|w| w.to_f32()).collect()
             }
         }
-    }
-    w
+    };
+    RowWeight::new(elements)
 }
 
 /// A forward, with H free.
 struct ForwardTask {
     x: Rows,
     residual: Option<Rows>,
-    w: Vec<f32>,
+    w: RowWeight,
     h: Option<RowsMut>,
     y: RowsMut,
     rstd: ElementsMut,
     eps: f32,
+    hidden: usize,
 }
 
 impl ForwardTask {
@@ -117,7 +119,7 @@ impl ForwardTask {
         // SAFETY: each row is visited once, and rows of an output do not overlap.
         (0..rows)
             .into_par_iter()
-            .with_min_len(TASK_ELEMENTS.div_ceil(self.w.len().max(1)))
+            .with_min_len(TASK_ELEMENTS.div_ceil(self.hidden))
             .for_each(|row| unsafe { self.row(row, instructions) });
     }
 
@@ -146,7 +148,7 @@ struct BackwardTask {
     dy: Rows,
     x: Rows,
     dh: Option<Rows>,
-    w: Vec<f32>,
+    w: RowWeight,
     rstd: Elements,
     dx: RowsMut,
     hidden: usize,
@@ -157,7 +159,7 @@ impl BackwardTask {
     /// - As [`ForwardTask::run`].
     unsafe fn run(&self, rows: usize, dw: &mut [f32], instructions: Instructions) {
         // SAFETY: each leaf is visited once, hence each row.
-        let leaf = |rows: std::ops::Range<usize>| unsafe { self.leaf(rows, instructions) };
+        let leaf = |rows: Range<usize>| unsafe { self.leaf(rows, instructions) };
         let leaves = Leaves::new(rows, self.hidden);
         match leaves.root(&leaf, instructions) {
             Some(root) => root.round(dw),
@@ -169,7 +171,7 @@ impl BackwardTask {
     ///
     /// # Safety
     /// - As [`ForwardTask::run`], for the rows, whose dx nobody else accesses.
-    unsafe fn leaf(&self, rows: std::ops::Range<usize>, instructions: Instructions) -> weight_gradient::Node {
+    unsafe fn leaf(&self, rows: Range<usize>, instructions: Instructions) -> Node {
         // SAFETY: the caller's obligations.
         unsafe {
             for row in rows.clone() {
@@ -179,7 +181,7 @@ impl BackwardTask {
                 instructions.run(#[inline(always)] || row::backward(dy, x, dh, &self.w, rstd, dx));
             }
             let terms = rows.map(|row| (self.dy.row(row), self.x.row(row), self.rstd.read(row)));
-            instructions.run(#[inline(always)] || weight_gradient::Node::leaf(self.hidden, terms))
+            instructions.run(#[inline(always)] || Node::leaf(self.hidden, terms))
         }
     }
 }

@@ -1,106 +1,188 @@
 //! One row: its sums, y, and dx.
 
 use cake_rmsnorm_kernels::arith::{
-    self, LANE_ELEMENTS, Lane, RowScale, backward_scale, canonical, input_gradient, lane_dot,
-    mean_square, narrow, normalise, projection, reciprocal_root, scaled_rstd, weighted, widen,
+    self, LANE_ELEMENTS, RowScale, backward_scale, bf16_pair, canonical, mean_square, projection,
+    reciprocal_root, scaled_rstd, widen_high, widen_low,
 };
-use cake_rmsnorm_kernels::device::Words4;
 
 /// Elements of a tile.
 const TILE: usize = arith::TILE as usize;
 /// Lanes of a tile.
 const LANES: usize = TILE / LANE_ELEMENTS;
 
-/// h = BF16(x ⊕ residual).
-#[inline(always)]
-pub(super) fn add_residual(x: &[u16], residual: &[u16], h: &mut [u16]) {
-    map_lanes(h, |lane| arith::add_residual(words(x, lane), words(residual, lane)));
+/// Ordinary rows: multiplying by one changes no bit.
+pub(super) const UNSCALED: RowScale = RowScale { scale: 1.0, inverse: 1.0 };
+
+/// A weight in both orders in which rows meet it.
+#[derive(Clone, Debug)]
+pub(super) struct RowWeight {
+    elements: Vec<f32>,
+    /// The complete tiles.
+    tiles: Vec<ByLane>,
 }
 
-/// y of a row h; returns rstd. `w` is padded to whole tiles.
-#[inline(always)]
-pub(super) fn forward(h: &[u16], w: &[f32], eps: f32, y: &mut [u16]) -> f32 {
-    let hidden = h.len() as f32;
-    let (mean, rescue) = mean_square(row_sum(h.len(), |lane| square(h, lane, None)), hidden, eps);
-    match rescue {
-        None => {
-            let rstd = reciprocal_root(mean);
-            map_lanes(y, |lane| narrow(&normalise(&scaled(h, lane, None), rstd, weight(w, lane))));
-            canonical(rstd)
-        }
-        Some(scale) => {
-            let sum = row_sum(h.len(), |lane| square(h, lane, rescue));
-            let rstd = scaled_rstd(sum, hidden, eps, scale);
-            map_lanes(y, |lane| narrow(&normalise(&scaled(h, lane, rescue), rstd, weight(w, lane))));
-            canonical(rstd * scale.scale)
-        }
+impl RowWeight {
+    pub(super) fn new(elements: Vec<f32>) -> Self {
+        let tiles = elements.chunks_exact(TILE).map(|tile| {
+            let mut by_lane = [[0.0; LANES]; LANE_ELEMENTS];
+            for (j, &w) in tile.iter().enumerate() {
+                by_lane[j % LANE_ELEMENTS][j / LANE_ELEMENTS] = w;
+            }
+            by_lane
+        });
+        Self { tiles: tiles.collect(), elements }
     }
 }
 
-/// dx of a row. `w` is padded to whole tiles.
+/// h = BF16(x ⊕ residual).
+#[inline(always)]
+pub(super) fn add_residual(x: &[u16], residual: &[u16], h: &mut [u16]) {
+    for ((h, &x), &residual) in h.iter_mut().zip(x).zip(residual) {
+        *h = narrow(widen(x) + widen(residual));
+    }
+}
+
+/// y = BF16((h ⊗ rstd) ⊗ w) of a row h; returns rstd.
+#[inline(always)]
+pub(super) fn forward(h: &[u16], w: &RowWeight, eps: f32, y: &mut [u16]) -> f32 {
+    let hidden = h.len() as f32;
+    let (mean, rescue) = mean_square(sum_of_squares(h, UNSCALED), hidden, eps);
+    let row = rescue.unwrap_or(UNSCALED);
+    let rstd = match rescue {
+        None => reciprocal_root(mean),
+        Some(row) => scaled_rstd(sum_of_squares(h, row), hidden, eps, row),
+    };
+    for ((y, &h), &w) in y.iter_mut().zip(h).zip(&w.elements) {
+        *y = narrow(((widen(h) * row.scale) * rstd) * w);
+    }
+    canonical(rstd * row.scale)
+}
+
+/// dx = BF16(fma(−k, x, rstd ⊗ a) [⊕ dh]) of a row, with a = dy ⊗ w.
 #[inline(always)]
 pub(super) fn backward(
     dy: &[u16],
     x: &[u16],
     dh: Option<&[u16]>,
-    w: &[f32],
+    w: &RowWeight,
     rstd: f32,
     dx: &mut [u16],
 ) {
-    match backward_scale(rstd) {
-        None => scaled_backward(dy, x, dh, w, (rstd, None), dx),
-        Some(scale) => scaled_backward(dy, x, dh, w, (rstd * scale.inverse, Some(scale)), dx),
+    let row = backward_scale(rstd).unwrap_or(UNSCALED);
+    let rstd = rstd * row.inverse;
+    let k = projection(dot(dy, w, x, row), dx.len() as f32, rstd);
+    let gradient = |dy: u16, x: u16, w: f32| {
+        let a = widen(dy) * w;
+        (widen(x) * row.scale).mul_add(-k, rstd * a) * row.scale
+    };
+    let inputs = dy.iter().zip(x).zip(&w.elements);
+    match dh {
+        None => {
+            for (dx, ((&dy, &x), &w)) in dx.iter_mut().zip(inputs) {
+                *dx = narrow(gradient(dy, x, w));
+            }
+        }
+        Some(dh) => {
+            for ((dx, &dh), ((&dy, &x), &w)) in dx.iter_mut().zip(dh).zip(inputs) {
+                *dx = narrow(gradient(dy, x, w) + widen(dh));
+            }
+        }
     }
 }
 
-/// dx of a row with the rstd of the scaled row.
+/// The row sum of (h, h), h scaled.
 #[inline(always)]
-fn scaled_backward(
-    dy: &[u16],
-    x: &[u16],
-    dh: Option<&[u16]>,
-    w: &[f32],
-    (rstd, scale): (f32, Option<RowScale>),
-    dx: &mut [u16],
-) {
-    let a = |lane| weighted(&widen(words(dy, lane)), weight(w, lane));
-    let dot = row_sum(dx.len(), |lane| lane_dot(&a(lane), &scaled(x, lane, scale)));
-    let k = projection(dot, dx.len() as f32, rstd);
-    map_lanes(dx, |lane| {
-        let mut dx = input_gradient(&a(lane), &scaled(x, lane, scale), rstd, k);
-        if let Some(scale) = scale {
-            dx = scale.apply(&dx);
-        }
-        if let Some(dh) = dh {
-            let dh = widen(words(dh, lane));
-            dx = std::array::from_fn(|i| dx[i] + dh[i]);
-        }
-        narrow(&dx)
-    });
+fn sum_of_squares(h: &[u16], row: RowScale) -> f32 {
+    let (tiles, tail) = h.as_chunks();
+    let mut sum = RowSum::default();
+    for h in tiles {
+        let h = by_lane(h, row.scale);
+        sum.add_tile(lane_values(&h, &h));
+    }
+    let h = |j: usize| widen(tail[j]) * row.scale;
+    sum.add_tile(tail_lane_values(tail.len(), |j| (h(j), h(j))));
+    sum.finish()
 }
 
-/// The canonical row sum of the lane values `value(0)`, `value(1)`, … of a row of `hidden`
-/// elements: lanes add up to tiles, tiles to the row.
+/// The row sum of (a, x), x scaled, a = dy ⊗ w.
 #[inline(always)]
-fn row_sum(hidden: usize, value: impl Fn(usize) -> f32) -> f32 {
-    let lanes = hidden.div_ceil(LANE_ELEMENTS);
-    let full_tiles = hidden / TILE;
-    let mut sums = [0.0; LANES];
-    for tile in 0..full_tiles {
-        let mut values = [0.0; LANES];
-        for (lane, v) in values.iter_mut().enumerate() {
-            *v = value(tile * LANES + lane);
+fn dot(dy: &[u16], w: &RowWeight, x: &[u16], row: RowScale) -> f32 {
+    let ((dy_tiles, dy), (x_tiles, x)) = (dy.as_chunks(), x.as_chunks());
+    let mut sum = RowSum::default();
+    for ((dy, x), w) in dy_tiles.iter().zip(x_tiles).zip(&w.tiles) {
+        let (mut a, x) = (by_lane(dy, 1.0), by_lane(x, row.scale));
+        for (a, w) in a.as_flattened_mut().iter_mut().zip(w.as_flattened()) {
+            *a *= w;
         }
-        sums[tile % LANES] += butterfly(values);
+        sum.add_tile(lane_values(&a, &x));
     }
-    if full_tiles * LANES < lanes {
-        let mut values = [0.0; LANES];
-        for lane in full_tiles * LANES..lanes {
-            values[lane % LANES] = value(lane);
+    let w = &w.elements[dy_tiles.len() * TILE..];
+    let terms = |j: usize| (widen(dy[j]) * w[j], widen(x[j]) * row.scale);
+    sum.add_tile(tail_lane_values(dy.len(), terms));
+    sum.finish()
+}
+
+/// A tile by position in the lane: `[i][lane]` is element 8·lane + i.
+type ByLane = [[f32; LANES]; LANE_ELEMENTS];
+
+/// Widens a tile, scaled.
+#[inline(always)]
+fn by_lane(tile: &[u16; TILE], scale: f32) -> ByLane {
+    let mut out = [[0.0; LANES]; LANE_ELEMENTS];
+    for lane in 0..LANES {
+        for i in 0..LANE_ELEMENTS / 2 {
+            let first = lane * LANE_ELEMENTS + 2 * i;
+            let word = u32::from(tile[first]) | u32::from(tile[first + 1]) << 16;
+            out[2 * i][lane] = widen_low(word) * scale;
+            out[2 * i + 1][lane] = widen_high(word) * scale;
         }
-        sums[full_tiles % LANES] += butterfly(values);
     }
-    butterfly(sums)
+    out
+}
+
+/// The lane values of a tile: v = fma(a, b, v) over a lane's elements in order, from +0.
+#[inline(always)]
+fn lane_values(a: &ByLane, b: &ByLane) -> [f32; LANES] {
+    let mut v = [0.0f32; LANES];
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            v[lane] = a[lane].mul_add(b[lane], v[lane]);
+        }
+    }
+    v
+}
+
+/// The lane values of an incomplete tile of `len` elements, padded with +0; the terms of
+/// element j are `terms(j)`.
+#[inline(always)]
+fn tail_lane_values(len: usize, terms: impl Fn(usize) -> (f32, f32)) -> [f32; LANES] {
+    let mut values = [0.0; LANES];
+    for j in 0..len.next_multiple_of(LANE_ELEMENTS) {
+        let (a, b) = if j < len { terms(j) } else { (0.0, 0.0) };
+        let v = &mut values[j / LANE_ELEMENTS];
+        *v = a.mul_add(b, *v);
+    }
+    values
+}
+
+/// The canonical sum of a row's tiles: lane l adds tile sums l, l + 32, … in order from +0.
+#[derive(Default)]
+struct RowSum {
+    lanes: [f32; LANES],
+    tiles: usize,
+}
+
+impl RowSum {
+    #[inline(always)]
+    fn add_tile(&mut self, values: [f32; LANES]) {
+        self.lanes[self.tiles % LANES] += butterfly(values);
+        self.tiles += 1;
+    }
+
+    #[inline(always)]
+    fn finish(self) -> f32 {
+        butterfly(self.lanes)
+    }
 }
 
 /// The xor butterfly over distances 16, 8, 4, 2, 1. Addition commutes, so after each step the
@@ -118,64 +200,12 @@ fn butterfly(values: [f32; LANES]) -> f32 {
     v[0] + v[1]
 }
 
-/// A lane's sum of squares.
 #[inline(always)]
-fn square(h: &[u16], lane: usize, scale: Option<RowScale>) -> f32 {
-    let h = scaled(h, lane, scale);
-    lane_dot(&h, &h)
-}
-
-/// A lane's elements, scaled for an extreme row.
-#[inline(always)]
-fn scaled(row: &[u16], lane: usize, scale: Option<RowScale>) -> Lane {
-    let elements = widen(words(row, lane));
-    match scale {
-        None => elements,
-        Some(scale) => scale.apply(&elements),
-    }
-}
-
-/// A lane's weights.
-#[inline(always)]
-fn weight(w: &[f32], lane: usize) -> &Lane {
-    &w.as_chunks().0[lane]
-}
-
-/// A lane's elements; +0 past the end of the row.
-#[inline(always)]
-fn words(row: &[u16], lane: usize) -> Words4 {
-    let (lanes, tail) = row.as_chunks();
-    match lanes.get(lane) {
-        Some(lane) => pack(lane),
-        None => {
-            let mut padded = [0; LANE_ELEMENTS];
-            padded[..tail.len()].copy_from_slice(tail);
-            pack(&padded)
-        }
-    }
+fn widen(bits: u16) -> f32 {
+    widen_low(u32::from(bits))
 }
 
 #[inline(always)]
-fn pack(lane: &[u16; LANE_ELEMENTS]) -> Words4 {
-    let word = |i: usize| u32::from(lane[i]) | u32::from(lane[i + 1]) << 16;
-    Words4(word(0), word(2), word(4), word(6))
-}
-
-#[inline(always)]
-fn unpack(words: Words4) -> [u16; LANE_ELEMENTS] {
-    let Words4(a, b, c, d) = words;
-    let (low, high) = (|w: u32| w as u16, |w: u32| (w >> 16) as u16);
-    [low(a), high(a), low(b), high(b), low(c), high(c), low(d), high(d)]
-}
-
-/// row = `value`(lane) for every lane.
-#[inline(always)]
-fn map_lanes(row: &mut [u16], value: impl Fn(usize) -> Words4) {
-    let (lanes, tail) = row.as_chunks_mut();
-    for (lane, out) in lanes.iter_mut().enumerate() {
-        *out = unpack(value(lane));
-    }
-    if !tail.is_empty() {
-        tail.copy_from_slice(&unpack(value(lanes.len()))[..tail.len()]);
-    }
+fn narrow(value: f32) -> u16 {
+    bf16_pair(value, 0.0) as u16
 }

@@ -2,13 +2,13 @@
 
 use super::TASK_ELEMENTS;
 use super::instructions::Instructions;
+use super::row::UNSCALED;
 use cake_rmsnorm_kernels::arith::{Pair, backward_scale, widen_low};
 use cake_rmsnorm_kernels::leaf;
-use std::array::from_mut;
 use std::ops::Range;
 
-/// Columns whose sums stay in registers while the rows of a leaf go by.
-const COLUMNS: usize = 32;
+/// Columns whose sums stay in the innermost cache while the rows of a leaf go by.
+const COLUMNS: usize = 1024;
 
 /// The leaf table of T rows, and the tree over it.
 #[derive(Clone, Copy, Debug)]
@@ -81,19 +81,11 @@ impl Node {
         rows: impl Iterator<Item = (&'a [u16], &'a [u16], f32)> + Clone,
     ) -> Self {
         let mut node = Self { sum: vec![0.0; hidden], comp: vec![0.0; hidden] };
-        let (sums, sum_tail) = node.sum.as_chunks_mut::<COLUMNS>();
-        let (comps, comp_tail) = node.comp.as_chunks_mut::<COLUMNS>();
-        for (i, (sum, comp)) in sums.iter_mut().zip(comps).enumerate() {
+        let blocks = node.sum.chunks_mut(COLUMNS).zip(node.comp.chunks_mut(COLUMNS));
+        for (block, (sum, comp)) in blocks.enumerate() {
+            let first = block * COLUMNS;
             for (dy, x, rstd) in rows.clone() {
-                let (dy, x) = (&dy.as_chunks().0[i], &x.as_chunks().0[i]);
-                add_row::<COLUMNS>(sum, comp, dy, x, rstd);
-            }
-        }
-        let tail = hidden - sum_tail.len();
-        for (j, (sum, comp)) in sum_tail.iter_mut().zip(comp_tail).enumerate() {
-            for (dy, x, rstd) in rows.clone() {
-                let (dy, x) = (&[dy[tail + j]], &[x[tail + j]]);
-                add_row(from_mut(sum), from_mut(comp), dy, x, rstd);
+                add_row(sum, comp, &dy[first..], &x[first..], rstd);
             }
         }
         node
@@ -119,23 +111,14 @@ impl Node {
     }
 }
 
-/// Adds one row's terms to the pairs of `N` columns.
+/// Adds one row's terms to the pairs of neighbouring columns.
 #[inline(always)]
-fn add_row<const N: usize>(
-    sum: &mut [f32; N],
-    comp: &mut [f32; N],
-    dy: &[u16; N],
-    x: &[u16; N],
-    rstd: f32,
-) {
-    // Multiplying by one changes no bit of an ordinary row.
-    let (scale, rstd) = match backward_scale(rstd) {
-        None => (1.0, rstd),
-        Some(row) => (row.scale, rstd * row.inverse),
-    };
-    for j in 0..N {
-        let (dy, x) = (widen_low(u32::from(dy[j])), widen_low(u32::from(x[j])));
-        let pair = Pair { sum: sum[j], comp: comp[j] }.add_product(dy * (x * scale), rstd);
-        (sum[j], comp[j]) = (pair.sum, pair.comp);
+fn add_row(sum: &mut [f32], comp: &mut [f32], dy: &[u16], x: &[u16], rstd: f32) {
+    let row = backward_scale(rstd).unwrap_or(UNSCALED);
+    let rstd = rstd * row.inverse;
+    for ((sum, comp), (&dy, &x)) in sum.iter_mut().zip(comp).zip(dy.iter().zip(x)) {
+        let (dy, x) = (widen_low(u32::from(dy)), widen_low(u32::from(x)) * row.scale);
+        let pair = Pair { sum: *sum, comp: *comp }.add_product(dy * x, rstd);
+        (*sum, *comp) = (pair.sum, pair.comp);
     }
 }
