@@ -46,7 +46,11 @@ impl RowsMut {
     /// # Safety
     /// - The row is inside live memory that nobody else accesses while the slice lives.
     pub(super) unsafe fn row<'a>(&self, row: usize) -> &'a mut [u16] {
-        let start = self.0.base.wrapping_offset(row as isize * self.0.stride).cast_mut();
+        let start = self
+            .0
+            .base
+            .wrapping_offset(row as isize * self.0.stride)
+            .cast_mut();
         // SAFETY: the caller's obligation.
         unsafe { slice::from_raw_parts_mut(start, self.0.hidden) }
     }

@@ -132,12 +132,18 @@ impl ForwardTask {
             let h = match (&self.residual, &self.h) {
                 (Some(residual), Some(h)) => {
                     let (residual, h) = (residual.row(row), h.row(row));
-                    instructions.run(#[inline(always)] || row::add_residual(x, residual, h));
+                    instructions.run(
+                        #[inline(always)]
+                        || row::add_residual(x, residual, h),
+                    );
                     &*h
                 }
                 _ => x,
             };
-            let rstd = instructions.run(#[inline(always)] || row::forward(h, &self.w, self.eps, y));
+            let rstd = instructions.run(
+                #[inline(always)]
+                || row::forward(h, &self.w, self.eps, y),
+            );
             self.rstd.write(row, rstd);
         }
     }
@@ -178,10 +184,16 @@ impl BackwardTask {
                 let (dy, x, dx) = (self.dy.row(row), self.x.row(row), self.dx.row(row));
                 let dh = self.dh.as_ref().map(|dh| dh.row(row));
                 let rstd = self.rstd.read(row);
-                instructions.run(#[inline(always)] || row::backward(dy, x, dh, &self.w, rstd, dx));
+                instructions.run(
+                    #[inline(always)]
+                    || row::backward(dy, x, dh, &self.w, rstd, dx),
+                );
             }
             let terms = rows.map(|row| (self.dy.row(row), self.x.row(row), self.rstd.read(row)));
-            instructions.run(#[inline(always)] || Node::leaf(self.hidden, terms))
+            instructions.run(
+                #[inline(always)]
+                || Node::leaf(self.hidden, terms),
+            )
         }
     }
 }

@@ -11,7 +11,10 @@ const TILE: usize = arith::TILE as usize;
 const LANES: usize = TILE / LANE_ELEMENTS;
 
 /// Ordinary rows: multiplying by one changes no bit.
-pub(super) const UNSCALED: RowScale = RowScale { scale: 1.0, inverse: 1.0 };
+pub(super) const UNSCALED: RowScale = RowScale {
+    scale: 1.0,
+    inverse: 1.0,
+};
 
 /// A weight in both orders in which rows meet it.
 #[derive(Clone, Debug)]
@@ -30,7 +33,10 @@ impl RowWeight {
             }
             by_lane
         });
-        Self { tiles: tiles.collect(), elements }
+        Self {
+            tiles: tiles.collect(),
+            elements,
+        }
     }
 }
 

@@ -119,7 +119,10 @@ pub fn backward_slices(
         rstd: VectorView::f32(rstd.as_ptr() as u64, rows),
         dx: packed(op, dx.as_mut_ptr(), rows),
         dw: VectorView::f32(dw.as_mut_ptr() as u64, op.hidden()),
-        workspace: Workspace { address: 0, bytes: 0 },
+        workspace: Workspace {
+            address: 0,
+            bytes: 0,
+        },
     };
     // SAFETY: the views are those of live slices whose lengths were checked; the outputs are new.
     unsafe { super::backward(op, &args) };
@@ -130,7 +133,11 @@ pub fn backward_slices(
 fn whole_rows(op: &RmsNorm, argument: Argument, first: &[bf16]) -> Result<u64> {
     let (elements, hidden) = (first.len() as u64, op.hidden());
     if !elements.is_multiple_of(hidden) {
-        return Err(Error::Length { argument, found: elements, expected: elements.next_multiple_of(hidden) });
+        return Err(Error::Length {
+            argument,
+            found: elements,
+            expected: elements.next_multiple_of(hidden),
+        });
     }
     let rows = elements / hidden;
     if rows > MAX_ROWS {
@@ -141,14 +148,22 @@ fn whole_rows(op: &RmsNorm, argument: Argument, first: &[bf16]) -> Result<u64> {
 
 fn check_length(argument: Argument, found: usize, expected: usize) -> Result<()> {
     if found != expected {
-        return Err(Error::Length { argument, found: found as u64, expected: expected as u64 });
+        return Err(Error::Length {
+            argument,
+            found: found as u64,
+            expected: expected as u64,
+        });
     }
     Ok(())
 }
 
 fn check_weight(op: &RmsNorm, w: Weight<'_>) -> Result<()> {
     if w.dtype() != op.weight() {
-        return Err(Error::Dtype { argument: Argument::W, found: w.dtype(), accepted: op.weight() });
+        return Err(Error::Dtype {
+            argument: Argument::W,
+            found: w.dtype(),
+            accepted: op.weight(),
+        });
     }
     check_length(Argument::W, w.view().len as usize, op.hidden() as usize)
 }

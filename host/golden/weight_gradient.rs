@@ -22,8 +22,16 @@ pub(super) struct Leaves {
 impl Leaves {
     pub(super) fn new(rows: usize, hidden: usize) -> Self {
         let (t, h) = (rows as u64, hidden as u32);
-        let (leaf_rows, count) = (leaf::leaf_rows(t, h) as usize, leaf::leaf_count(t, h) as usize);
-        Self { rows, hidden, leaf_rows, count }
+        let (leaf_rows, count) = (
+            leaf::leaf_rows(t, h) as usize,
+            leaf::leaf_count(t, h) as usize,
+        );
+        Self {
+            rows,
+            hidden,
+            leaf_rows,
+            count,
+        }
     }
 
     /// The sum of all leaves; `None` when there are no rows. n leaves make a node for each set
@@ -34,7 +42,10 @@ impl Leaves {
     {
         let mut root: Option<Node> = None;
         let mut start = 0;
-        for level in (0..usize::BITS).rev().filter(|level| self.count >> level & 1 == 1) {
+        for level in (0..usize::BITS)
+            .rev()
+            .filter(|level| self.count >> level & 1 == 1)
+        {
             let node = self.node(level, start >> level, leaf, instructions);
             match &mut root {
                 None => root = Some(node),
@@ -80,8 +91,14 @@ impl Node {
         hidden: usize,
         rows: impl Iterator<Item = (&'a [u16], &'a [u16], f32)> + Clone,
     ) -> Self {
-        let mut node = Self { sum: vec![0.0; hidden], comp: vec![0.0; hidden] };
-        let blocks = node.sum.chunks_mut(COLUMNS).zip(node.comp.chunks_mut(COLUMNS));
+        let mut node = Self {
+            sum: vec![0.0; hidden],
+            comp: vec![0.0; hidden],
+        };
+        let blocks = node
+            .sum
+            .chunks_mut(COLUMNS)
+            .zip(node.comp.chunks_mut(COLUMNS));
         for (block, (sum, comp)) in blocks.enumerate() {
             let first = block * COLUMNS;
             for (dy, x, rstd) in rows.clone() {
@@ -93,14 +110,25 @@ impl Node {
 
     /// self = self + right.
     fn add(&mut self, right: &Node, instructions: Instructions) {
-        instructions.run(#[inline(always)] || {
-            let left = self.sum.iter_mut().zip(&mut self.comp);
-            for ((sum, comp), (&right_sum, &right_comp)) in left.zip(right.sum.iter().zip(&right.comp)) {
-                let left = Pair { sum: *sum, comp: *comp };
-                let node = left.combine(Pair { sum: right_sum, comp: right_comp });
-                (*sum, *comp) = (node.sum, node.comp);
-            }
-        });
+        instructions.run(
+            #[inline(always)]
+            || {
+                let left = self.sum.iter_mut().zip(&mut self.comp);
+                for ((sum, comp), (&right_sum, &right_comp)) in
+                    left.zip(right.sum.iter().zip(&right.comp))
+                {
+                    let left = Pair {
+                        sum: *sum,
+                        comp: *comp,
+                    };
+                    let node = left.combine(Pair {
+                        sum: right_sum,
+                        comp: right_comp,
+                    });
+                    (*sum, *comp) = (node.sum, node.comp);
+                }
+            },
+        );
     }
 
     /// dw, rounded once.
@@ -117,8 +145,15 @@ fn add_row(sum: &mut [f32], comp: &mut [f32], dy: &[u16], x: &[u16], rstd: f32) 
     let row = backward_scale(rstd).unwrap_or(UNSCALED);
     let rstd = rstd * row.inverse;
     for ((sum, comp), (&dy, &x)) in sum.iter_mut().zip(comp).zip(dy.iter().zip(x)) {
-        let (dy, x) = (widen_low(u32::from(dy)), widen_low(u32::from(x)) * row.scale);
-        let pair = Pair { sum: *sum, comp: *comp }.add_product(dy * x, rstd);
+        let (dy, x) = (
+            widen_low(u32::from(dy)),
+            widen_low(u32::from(x)) * row.scale,
+        );
+        let pair = Pair {
+            sum: *sum,
+            comp: *comp,
+        }
+        .add_product(dy * x, rstd);
         (*sum, *comp) = (pair.sum, pair.comp);
     }
 }
