@@ -23,3 +23,8 @@ pub use cake_rmsnorm_kernels as kernels;
 pub use error::{Argument, Error, Result};
 pub use op::{BackwardArgs, ForwardArgs, MAX_HIDDEN, MAX_ROWS, RmsNorm};
 pub use view::{Dtype, RowsView, VectorView, Workspace};
+
+/// The examples of README.md, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
