@@ -89,7 +89,7 @@ fn hidden() -> impl Strategy<Value = u64> {
 /// Ordinary heights and edges, and every magnitude up to the largest.
 fn rows() -> impl Strategy<Value = u64> {
     let any_magnitude =
-        (0..31_u32, any::<u64>()).prop_map(|(log2, bits)| (1 << log2) | bits % (1 << log2));
+        (0..31_u32, any::<u64>()).prop_map(|(log2, bits)| (1 << log2) | (bits % (1 << log2)));
     prop_oneof![
         prop::sample::select(&HEIGHTS[..]),
         1..=2048_u64,
@@ -300,10 +300,12 @@ fn check_reduce(plan: &BackwardPlan, reduce: &Launch, shape: Shape) {
 
 /// The leaf table as docs/numerics.md states it, in other words than the code's.
 fn published_leaf_rows(rows: u64, hidden: u64) -> u64 {
-    let target = match hidden {
-        ..=512 => 4096,
-        ..=8192 => 512,
-        _ => 128,
+    let target = if hidden <= 512 {
+        4096
+    } else if hidden <= 8192 {
+        512
+    } else {
+        128
     };
     let mut leaf_rows = 1;
     while 2 * leaf_rows * target <= rows {
