@@ -9,7 +9,8 @@ pub enum Checks {
     /// All of them.
     #[default]
     All,
-    /// None: several times faster. The kernel's own obligations stand.
+    /// None, but that shared addresses are in bounds. The kernel's own obligations stand; copies
+    /// of single words and bulk copies happen when they are issued.
     Off,
 }
 

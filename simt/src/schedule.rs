@@ -136,6 +136,15 @@ impl Ready {
         }
     }
 
+    /// All lanes of a warp.
+    pub fn push_warp(&mut self, warp: u32) {
+        if matches!(self.order, Order::RoundRobin | Order::Priority) {
+            self.lanes[warp as usize] = u32::MAX;
+        } else {
+            self.threads.extend(warp * 32..warp * 32 + 32);
+        }
+    }
+
     pub fn random(&mut self) -> &mut fastrand::Rng {
         &mut self.random
     }
@@ -164,9 +173,12 @@ impl Ready {
     }
 
     fn pop_in_turn(&mut self) -> Option<u32> {
-        let warps = self.lanes.len();
-        let ahead = (0..warps).find(|ahead| self.lanes[(self.turn + ahead) % warps] != 0)?;
-        self.turn = (self.turn + ahead) % warps;
+        if self.lanes[self.turn] == 0 {
+            let (before, after) = self.lanes.split_at(self.turn);
+            let mut others = after.iter().chain(before);
+            self.turn += others.position(|&lanes| lanes != 0)?;
+            self.turn %= self.lanes.len();
+        }
         Some(self.pop_lane(self.turn))
     }
 

@@ -9,7 +9,7 @@ pub fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
     let site = Location::caller();
     with_current(|block| {
         block.exchange(site, value, false, |values, lane| {
-            values[((lane ^ lane_mask) % 32) as usize]
+            values[((lane ^ lane_mask) % 32) as usize].get()
         })
     })
 }
@@ -19,7 +19,9 @@ pub fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
 pub fn shuffle_idx(value: u32, lane: u32) -> u32 {
     let site = Location::caller();
     with_current(|block| {
-        block.exchange(site, value, false, |values, _| values[(lane % 32) as usize])
+        block.exchange(site, value, false, |values, _| {
+            values[(lane % 32) as usize].get()
+        })
     })
 }
 
@@ -30,7 +32,7 @@ pub fn shuffle_down(value: u32, delta: u32) -> u32 {
     with_current(|block| {
         block.exchange(site, value, false, |values, lane| {
             let source = lane.saturating_add(delta);
-            values[if source < 32 { source } else { lane } as usize]
+            values[if source < 32 { source } else { lane } as usize].get()
         })
     })
 }
@@ -41,7 +43,10 @@ pub fn ballot(predicate: bool) -> u32 {
     let site = Location::caller();
     with_current(|block| {
         block.exchange(site, u32::from(predicate), false, |values, _| {
-            values.iter().rev().fold(0, |mask, &bit| mask << 1 | bit)
+            values
+                .iter()
+                .rev()
+                .fold(0, |mask, bit| mask << 1 | bit.get())
         })
     })
 }

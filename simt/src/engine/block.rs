@@ -3,13 +3,13 @@
 use super::context::{Aborted, Context};
 use super::request::{Reply, Request};
 use super::run::{Planned, Run};
-use super::stacks;
-use crate::{Fault, FaultKind};
-use corosensei::{Coroutine, CoroutineResult, Yielder, stack::DefaultStack};
+use super::stacks::{self, Stack};
+use crate::{CopyTiming, Fault, FaultKind};
+use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 
-type Thread = Coroutine<(), (), (), DefaultStack>;
+type Thread = Coroutine<(), (), (), Stack>;
 
 pub(crate) struct Block<'r> {
     threads: Vec<Thread>,
@@ -48,17 +48,21 @@ impl<'r> Block<'r> {
     pub fn run(&mut self, replies: Vec<Reply>) -> Result<Outcome, Fault> {
         self.context.answer(replies);
         let Self { threads, context } = self;
+        let copies_any_time = context.run.schedule.copies == CopyTiming::Random;
         context.enter(|| {
             loop {
                 while let Some(thread) = context.next() {
                     let result = threads[thread as usize].resume(());
                     if let CoroutineResult::Return(()) = result {
+                        // A faulty thread returns too.
                         context.finish();
+                        if let Some(fault) = context.take_fault() {
+                            return Err(fault);
+                        }
                     }
-                    if let Some(fault) = context.take_fault() {
-                        return Err(fault);
+                    if copies_any_time {
+                        context.progress_copies(false)?;
                     }
-                    context.progress_copies(false)?;
                 }
                 if !context.progress_copies(true)? {
                     return Ok(());
@@ -97,7 +101,7 @@ impl Drop for Block<'_> {
     }
 }
 
-fn spawn(stack: DefaultStack, context: &Context<'_>) -> Thread {
+fn spawn(stack: Stack, context: &Context<'_>) -> Thread {
     let main = move |yielder: &Yielder<(), ()>, ()| {
         context.start(yielder);
         if let Err(payload) = catch_unwind(AssertUnwindSafe(context.planned.launch.body)) {

@@ -43,10 +43,17 @@ pub(crate) struct Context<'r> {
     pub planned: &'r Planned<'r>,
     pub block: u32,
     pub uid: u32,
+    /// `run.checks`.
+    pub checks: bool,
     /// The thread that runs.
     pub thread: Cell<u32>,
     /// Accesses the thread may make before it must come to a synchronisation.
     pub(super) budget: Cell<u32>,
+    /// What each thread waits for.
+    pub(super) waiting: Box<[Cell<Waiting>]>,
+    pub(super) warps: Box<[Warp]>,
+    /// How each thread suspends itself.
+    yielders: Box<[Cell<*const Yielder<(), ()>>]>,
     shared: UnsafeCell<Vec<u128>>,
     pub(super) state: RefCell<State>,
 }
@@ -54,7 +61,6 @@ pub(crate) struct Context<'r> {
 pub(super) struct State {
     pub ready: Ready,
     pub threads: Vec<Thread>,
-    pub warps: Vec<Warp>,
     pub barriers: [Barrier; 16],
     pub mbarriers: Vec<Mbarrier>,
     pub copies: Copies,
@@ -71,8 +77,6 @@ pub(super) struct State {
 }
 
 pub(super) struct Thread {
-    yielder: *const Yielder<(), ()>,
-    pub waiting: Waiting,
     pub knowledge: Knowledge,
     pub reply: u64,
     /// Its bulk stores, and its small asynchronous copies.
@@ -104,8 +108,6 @@ impl<'r> Context<'r> {
         let seed = run.schedule.seed ^ u64::from(uid).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let view = Arc::new(View::new(uid, planned.start_floor));
         let thread = |slot| Thread {
-            yielder: std::ptr::null(),
-            waiting: Waiting::Nothing,
             knowledge: Knowledge::new(uid, slot, view.clone()),
             reply: 0,
             queues: Default::default(),
@@ -114,7 +116,6 @@ impl<'r> Context<'r> {
         let state = State {
             ready: Ready::new(run.schedule.threads, seed, warps),
             threads: (0..launch.block).map(thread).collect(),
-            warps: vec![Warp::default(); warps as usize],
             barriers: Default::default(),
             mbarriers: Vec::new(),
             copies: Copies::default(),
@@ -131,8 +132,12 @@ impl<'r> Context<'r> {
             planned,
             block,
             uid,
+            checks: run.checks,
             thread: Cell::new(0),
             budget: Cell::new(BUDGET),
+            waiting: vec![Cell::new(Waiting::Nothing); launch.block as usize].into(),
+            warps: vec![Warp::default(); warps as usize].into(),
+            yielders: vec![Cell::new(std::ptr::null()); launch.block as usize].into(),
             // Reads as NaN where checks are off.
             shared: UnsafeCell::new(vec![u128::MAX; launch.shared_bytes.div_ceil(16) as usize]),
             state: RefCell::new(state),
@@ -156,7 +161,7 @@ impl<'r> Context<'r> {
     pub fn next(&self) -> Option<u32> {
         let state = &mut *self.state.borrow_mut();
         let thread = state.ready.pop()?;
-        state.threads[thread as usize].waiting = Waiting::Nothing;
+        self.waiting[thread as usize].set(Waiting::Nothing);
         state.switches += 1;
         state.order = (state.order ^ u64::from(thread)).wrapping_mul(0x0000_0100_0000_01b3);
         self.thread.set(thread);
@@ -166,7 +171,7 @@ impl<'r> Context<'r> {
 
     /// Called by each thread before its body.
     pub fn start(&self, yielder: &Yielder<(), ()>) {
-        self.state.borrow_mut().threads[self.thread.get() as usize].yielder = yielder;
+        self.yielders[self.thread.get() as usize].set(yielder);
     }
 
     /// Called when a thread's body has returned.
@@ -175,7 +180,7 @@ impl<'r> Context<'r> {
         let index = self.thread.get() as usize;
         self.drain_copies(state, index);
         state.finished += 1;
-        state.threads[index].waiting = Waiting::Finished;
+        self.waiting[index].set(Waiting::Finished);
         if self.run.checks {
             if let Err((thread, site, kind)) = self.check_end(state, index) {
                 let fault = self.run.fault(self.uid, thread, site, kind);
@@ -261,13 +266,10 @@ impl<'r> Context<'r> {
         result.unwrap_or_else(|kind| self.raise(site, kind))
     }
 
-    /// Lets others run until somebody pushes the current thread to the ready ones.
-    pub(super) fn suspend(&self, waiting: Waiting) {
-        let yielder = {
-            let thread = &mut self.state.borrow_mut().threads[self.thread.get() as usize];
-            thread.waiting = waiting;
-            thread.yielder
-        };
+    /// Lets others run until somebody pushes the current thread to the ready ones. What it waits
+    /// for has been noted.
+    pub(super) fn suspend(&self) {
+        let yielder = self.yielders[self.thread.get() as usize].get();
         // SAFETY: set at the thread's start to its own yielder, which lives on its stack.
         unsafe { (*yielder).suspend(()) }
     }

@@ -119,7 +119,7 @@ impl Context<'_> {
                 phase,
                 copy,
             });
-            if self.run.schedule.copies == CopyTiming::Immediate {
+            if !self.checks || self.run.schedule.copies == CopyTiming::Immediate {
                 let last = state.copies.in_flight.len() - 1;
                 self.perform_phase_copy(state, last)?;
             }
@@ -167,6 +167,9 @@ impl Context<'_> {
     }
 
     fn group_copy(&self, copy: Copy, kind: Kind) {
+        if !self.checks {
+            return self.perform(copy);
+        }
         self.with(copy.site, |state, thread| {
             let threads = self.planned.launch.block;
             let bulk = kind == Kind::Bulk;
@@ -229,7 +232,7 @@ impl Context<'_> {
             return Err(FaultKind::InvalidCopy { bytes });
         }
         self.shared_range(shared, bytes, align, on_shared)?;
-        if !self.run.checks {
+        if !self.checks {
             return Ok(());
         }
         let writes = on_global == Action::Write;
@@ -277,9 +280,19 @@ impl Context<'_> {
     }
 
     fn perform(&self, copy: Copy) {
-        let shared = self
-            .shared_pointer(copy.shared, copy.bytes)
-            .expect("checked when issued");
+        let Some(shared) = self.shared_pointer(copy.shared, copy.bytes) else {
+            // Only where checks are off, and then at the issue.
+            let (action, bytes) = (copy.on_shared, copy.bytes);
+            let place = self.shared_place(copy.shared);
+            self.raise(
+                copy.site,
+                FaultKind::OutOfBounds {
+                    action,
+                    bytes,
+                    place,
+                },
+            );
+        };
         let global = std::ptr::with_exposed_provenance_mut::<u8>(copy.global);
         let bytes = copy.bytes as usize;
         // SAFETY: both ranges were checked when the copy was issued (the global one is the
@@ -300,7 +313,7 @@ impl Context<'_> {
         state.settle(mbarrier)
     }
 
-    /// Performs a copy that an mbarrier tracks now and then; with `must`, one if there is any.
+    /// Performs one of the copies that an mbarrier tracks: now and then, or with `must`.
     /// Says whether it did.
     pub fn progress_copies(&self, must: bool) -> Result<bool, Fault> {
         let state = &mut *self.state.borrow_mut();
@@ -308,9 +321,7 @@ impl Context<'_> {
         if count == 0 {
             return Ok(false);
         }
-        let timing = self.run.schedule.copies;
-        let now = must || timing == CopyTiming::Random && state.ready.random().u8(0..16) == 0;
-        if !now {
+        if !must && state.ready.random().u8(0..16) != 0 {
             return Ok(false);
         }
         let random = self.run.schedule.seed != 0;
@@ -327,6 +338,9 @@ impl Context<'_> {
 
     /// Closes the thread's open group.
     pub fn close_group(&self, site: Site, kind: Kind) {
+        if !self.checks {
+            return;
+        }
         self.with(site, |state, thread| {
             state.threads[thread].queues[kind as usize].closed += 1;
             Ok(())
@@ -336,6 +350,9 @@ impl Context<'_> {
     /// Waits until all but the last `pending` closed groups of the thread have read their
     /// source, and with `entirely`, have written too.
     pub fn wait_groups(&self, site: Site, kind: Kind, pending: u32, entirely: bool) {
+        if !self.checks {
+            return;
+        }
         self.with(site, |state, thread| {
             let thread = &mut state.threads[thread];
             let queue = &mut thread.queues[kind as usize];

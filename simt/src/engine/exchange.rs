@@ -5,6 +5,7 @@ use super::run::Site;
 use crate::FaultKind;
 use crate::check::Gather;
 use crate::fault::Absent;
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// A barrier of the block: 0 is the one of all threads.
@@ -24,16 +25,18 @@ pub(super) struct Barrier {
 /// before another has read this one's values, but not the one after.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Warp {
-    pub arrived: u32,
-    site: Option<Site>,
-    turns: u32,
-    values: [[u32; 32]; 2],
+    /// Lanes that came.
+    pub arrived: Cell<u32>,
+    site: Cell<Option<Site>>,
+    /// Which buffer each lane uses next.
+    turns: Cell<u32>,
+    values: [[Cell<u32>; 32]; 2],
 }
 
-impl State {
+impl Context<'_> {
     /// What a thread does instead of coming.
     pub fn absent(&self, thread: u32) -> Absent {
-        let doing = match self.threads[thread as usize].waiting {
+        let doing = match self.waiting[thread as usize].get() {
             Waiting::Nothing => "has not come".to_string(),
             Waiting::Barrier(barrier, site) => format!("waits at barrier {barrier} ({site})"),
             Waiting::Exchange(site) => format!("waits in an exchange of its warp ({site})"),
@@ -45,9 +48,7 @@ impl State {
         };
         Absent { thread, doing }
     }
-}
 
-impl Context<'_> {
     /// A barrier of `expected` threads; the caller waits or only arrives.
     ///
     /// The threads of a warp must come from one place in the source, and for barrier 0 all
@@ -81,7 +82,7 @@ impl Context<'_> {
                     .find(together)
                     .map_or(0, |arrival| arrival.0);
                 let arrived = barrier.arrived.len() as u32;
-                let absent = state.absent(other);
+                let absent = self.absent(other);
                 return Err(FaultKind::BarrierDivergence {
                     barrier: id,
                     arrived,
@@ -96,7 +97,10 @@ impl Context<'_> {
             }
             *word |= 1 << (thread % 64);
             barrier.arrived.push((thread as u32, waits));
-            if self.run.checks {
+            if waits {
+                self.waiting[thread].set(Waiting::Barrier(id, site));
+            }
+            if self.checks {
                 barrier.gather.add(&mut state.threads[thread].knowledge)?;
             }
             if barrier.arrived.len() == expected as usize {
@@ -105,7 +109,7 @@ impl Context<'_> {
             Ok(())
         });
         if waits {
-            self.suspend(Waiting::Barrier(id, site));
+            self.suspend();
         }
     }
 
@@ -125,38 +129,34 @@ impl Context<'_> {
         site: Site,
         value: u32,
         orders: bool,
-        pick: impl FnOnce(&[u32; 32], u32) -> R,
+        pick: impl FnOnce(&[Cell<u32>; 32], u32) -> R,
     ) -> R {
-        let (warp, lane) = (self.thread.get() / 32, self.thread.get() % 32);
-        let turn = self.with(site, |state, thread| {
-            let w = &mut state.warps[warp as usize];
-            let first = *if w.arrived == 0 {
-                w.site.insert(site)
-            } else {
-                w.site.get_or_insert(site)
-            };
-            if !std::ptr::eq(first, site) && first != site {
-                let other = warp * 32 + w.arrived.trailing_zeros();
-                return Err(FaultKind::InactiveLane {
-                    absent: state.absent(other),
-                });
-            }
-            let turn = (w.turns >> lane & 1) as usize;
-            w.turns ^= 1 << lane;
-            w.values[turn][lane as usize] = value;
-            w.arrived |= 1 << lane;
-            if w.arrived == u32::MAX {
-                w.arrived = 0;
-                let first = thread / 32 * 32;
-                if orders && self.run.checks {
-                    order_warp(state, first)?;
+        let (thread, lane) = (self.thread.get(), self.thread.get() % 32);
+        let warp = &self.warps[thread as usize / 32];
+        let arrived = warp.arrived.get();
+        let first = warp.site.get().filter(|_| arrived != 0);
+        if first.is_some_and(|first| !std::ptr::eq(first, site) && first != site) {
+            let absent = self.absent(thread / 32 * 32 + arrived.trailing_zeros());
+            self.raise(site, FaultKind::InactiveLane { absent });
+        }
+        warp.site.set(Some(site));
+        let turn = (warp.turns.get() >> lane & 1) as usize;
+        warp.turns.set(warp.turns.get() ^ 1 << lane);
+        warp.values[turn][lane as usize].set(value);
+        warp.arrived.set(arrived | 1 << lane);
+        self.waiting[thread as usize].set(Waiting::Exchange(site));
+        if warp.arrived.get() == u32::MAX {
+            warp.arrived.set(0);
+            self.with(site, |state, thread| {
+                if orders && self.checks {
+                    order_warp(state, thread / 32 * 32)?;
                 }
-                (first..first + 32).for_each(|thread| state.ready.push(thread as u32));
-            }
-            Ok(turn)
-        });
-        self.suspend(Waiting::Exchange(site));
-        pick(&self.state.borrow().warps[warp as usize].values[turn], lane)
+                state.ready.push_warp(thread as u32 / 32);
+                Ok(())
+            });
+        }
+        self.suspend();
+        pick(&warp.values[turn], lane)
     }
 }
 

@@ -117,7 +117,7 @@ impl Context<'_> {
             }
             let knowledge = &state.threads[thread].knowledge;
             let init = knowledge.epoch();
-            if self.run.checks {
+            if self.checks {
                 let access = self.plain_access(knowledge, site);
                 let result = state.history.make_mbarrier(address, &access);
                 result.map_err(|(address, conflict)| match conflict.kind {
@@ -147,7 +147,7 @@ impl Context<'_> {
 
     /// A fence towards the asynchronous proxy.
     pub fn fence_proxy(&self, site: Site, fence: Fence) {
-        if self.run.checks {
+        if self.checks {
             self.with(site, |state, thread| {
                 state.threads[thread].knowledge.fence_proxy(fence)
             });
@@ -167,7 +167,7 @@ impl Context<'_> {
             &state.threads[thread].knowledge,
         );
         let known = knowledge.knows(init);
-        if self.run.checks && !known {
+        if self.checks && !known {
             return Err(fault(address, MbarrierProblem::InitNotOrdered(init.slot())));
         }
         Ok(index)
@@ -186,7 +186,7 @@ impl Context<'_> {
             state.threads[thread].knowledge.view(),
         );
         let fenced = view.fenced(Fence::Init, init) || view.fenced(Fence::Shared, init);
-        if self.run.checks && !fenced {
+        if self.checks && !fenced {
             return Err(fault(address, MbarrierProblem::InitNotFenced));
         }
         Ok(index)
@@ -203,7 +203,7 @@ impl Context<'_> {
             }
             mbarrier.bytes += i64::from(bytes);
             mbarrier.pending -= 1;
-            if self.run.checks {
+            if self.checks {
                 mbarrier.gather.add(&mut state.threads[thread].knowledge)?;
             }
             state.settle(index)
@@ -219,6 +219,7 @@ impl Context<'_> {
                 let mbarrier = &mut state.mbarriers[index];
                 if mbarrier.phase & 1 == parity {
                     mbarrier.waiters.push(thread as u32);
+                    self.waiting[thread].set(Waiting::Mbarrier(address, site));
                     return Ok(false);
                 }
                 let Some(released) = &mbarrier.released else {
@@ -240,7 +241,7 @@ impl Context<'_> {
             if done {
                 return;
             }
-            self.suspend(Waiting::Mbarrier(address, site));
+            self.suspend();
         }
     }
 }

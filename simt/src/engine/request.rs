@@ -99,7 +99,7 @@ impl Context<'_> {
         ordering: Ordering,
     ) -> u64 {
         self.with(site, |state, thread| {
-            if self.run.checks {
+            if self.checks {
                 let writes = !operation.only_reads();
                 self.global_range(address, bytes, bytes, Action::Atomic, writes)?;
             }
@@ -113,7 +113,7 @@ impl Context<'_> {
             let stamp = knowledge.next_atomic(|| copies.add_slot(block, false))?;
             let releases = matches!(ordering, Ordering::Release | Ordering::AcquireRelease);
             let release = match releases {
-                _ if !self.run.checks || operation.only_reads() => None,
+                _ if !self.checks || operation.only_reads() => None,
                 true => Some(knowledge.publish()?),
                 false => knowledge.fenced(),
             };
@@ -128,18 +128,19 @@ impl Context<'_> {
                 release,
                 acquires,
             };
+            self.waiting[thread].set(Waiting::Request(site));
             state
                 .requests
                 .push((thread as u32, Request::Atomic(atomic)));
             Ok(())
         });
-        self.suspend(Waiting::Request(site));
+        self.suspend();
         self.state.borrow().threads[self.thread.get() as usize].reply
     }
 
     /// Orders atomics and other accesses: acquires for those before, releases for those after.
     pub fn fence(&self, site: Site) {
-        if self.run.checks {
+        if self.checks {
             self.with(site, |state, thread| {
                 state.threads[thread].knowledge.fence()
             });
@@ -162,9 +163,10 @@ impl Context<'_> {
 
     fn request(&self, site: Site, request: Request) {
         self.with(site, |state, thread| {
+            self.waiting[thread].set(Waiting::Request(site));
             state.requests.push((thread as u32, request));
             Ok(())
         });
-        self.suspend(Waiting::Request(site));
+        self.suspend();
     }
 }
