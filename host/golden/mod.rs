@@ -16,6 +16,8 @@ mod instructions;
 mod memory;
 mod row;
 mod slices;
+#[cfg(test)]
+mod tests;
 mod weight_gradient;
 
 pub use slices::{Backward, Forward, Weight, backward_slices, forward_slices};

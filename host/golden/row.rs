@@ -1,5 +1,7 @@
 //! One row: its sums, y, and dx.
 
+use std::borrow::Cow;
+
 use cake_rmsnorm_kernels::arith::{
     self, LANE_ELEMENTS, RowScale, backward_scale, bf16_pair, canonical, mean_square, projection,
     reciprocal_root, scaled_rstd, widen_high, widen_low,
@@ -74,14 +76,13 @@ pub(super) fn backward(
     rstd: f32,
     dx: &mut [u16],
 ) {
-    let row = backward_scale(rstd).unwrap_or(UNSCALED);
-    let rstd = rstd * row.inverse;
-    let k = projection(dot(dy, w, x, row), dx.len() as f32, rstd);
+    let Scaled { x, rstd, scale } = Scaled::new(x, rstd);
+    let k = projection(dot(dy, w, &x), dx.len() as f32, rstd);
     let gradient = |dy: u16, x: u16, w: f32| {
         let a = widen(dy) * w;
-        (widen(x) * row.scale).mul_add(-k, rstd * a) * row.scale
+        widen(x).mul_add(-k, rstd * a) * scale
     };
-    let inputs = dy.iter().zip(x).zip(&w.elements);
+    let inputs = dy.iter().zip(&*x).zip(&w.elements);
     match dh {
         None => {
             for (dx, ((&dy, &x), &w)) in dx.iter_mut().zip(inputs) {
@@ -92,6 +93,32 @@ pub(super) fn backward(
             for ((dx, &dh), ((&dy, &x), &w)) in dx.iter_mut().zip(dh).zip(inputs) {
                 *dx = narrow(gradient(dy, x, w) + widen(dh));
             }
+        }
+    }
+}
+
+/// A row of the backward, scaled if it is an extreme one.
+pub(super) struct Scaled<'x> {
+    /// BF16(x ⊗ scale).
+    pub x: Cow<'x, [u16]>,
+    /// rstd / scale.
+    pub rstd: f32,
+    /// What dx is multiplied by in the end.
+    pub scale: f32,
+}
+
+impl<'x> Scaled<'x> {
+    #[inline(always)]
+    pub fn new(x: &'x [u16], rstd: f32) -> Self {
+        let Some(row) = backward_scale(rstd) else {
+            let x = Cow::Borrowed(x);
+            return Self { x, rstd, scale: 1.0 };
+        };
+        let scaled = x.iter().map(|&x| narrow(widen(x) * row.scale));
+        Self {
+            x: scaled.collect(),
+            rstd: rstd * row.inverse,
+            scale: row.scale,
         }
     }
 }
@@ -110,20 +137,20 @@ fn sum_of_squares(h: &[u16], row: RowScale) -> f32 {
     sum.finish()
 }
 
-/// The row sum of (a, x), x scaled, a = dy ⊗ w.
+/// The row sum of (a, x), a = dy ⊗ w.
 #[inline(always)]
-fn dot(dy: &[u16], w: &RowWeight, x: &[u16], row: RowScale) -> f32 {
+fn dot(dy: &[u16], w: &RowWeight, x: &[u16]) -> f32 {
     let ((dy_tiles, dy), (x_tiles, x)) = (dy.as_chunks(), x.as_chunks());
     let mut sum = RowSum::default();
     for ((dy, x), w) in dy_tiles.iter().zip(x_tiles).zip(&w.tiles) {
-        let (mut a, x) = (by_lane(dy, 1.0), by_lane(x, row.scale));
+        let (mut a, x) = (by_lane(dy, 1.0), by_lane(x, 1.0));
         for (a, w) in a.as_flattened_mut().iter_mut().zip(w.as_flattened()) {
             *a *= w;
         }
         sum.add_tile(lane_values(&a, &x));
     }
     let w = &w.elements[dy_tiles.len() * TILE..];
-    let terms = |j: usize| (widen(dy[j]) * w[j], widen(x[j]) * row.scale);
+    let terms = |j: usize| (widen(dy[j]) * w[j], widen(x[j]));
     sum.add_tile(tail_lane_values(dy.len(), terms));
     sum.finish()
 }

@@ -142,13 +142,9 @@ impl Node {
 /// Adds one row's terms to the pairs of neighbouring columns.
 #[inline(always)]
 fn add_row(sum: &mut [f32], comp: &mut [f32], dy: &[u16], x: &[u16], rstd: f32) {
-    let row = backward_scale(rstd).unwrap_or(UNSCALED);
-    let rstd = rstd * row.inverse;
-    for ((sum, comp), (&dy, &x)) in sum.iter_mut().zip(comp).zip(dy.iter().zip(x)) {
-        let (dy, x) = (
-            widen_low(u32::from(dy)),
-            widen_low(u32::from(x)) * row.scale,
-        );
+    let Scaled { x, rstd, .. } = Scaled::new(x, rstd);
+    for ((sum, comp), (&dy, &x)) in sum.iter_mut().zip(comp).zip(dy.iter().zip(&*x)) {
+        let (dy, x) = (widen_low(u32::from(dy)), widen_low(u32::from(x)));
         let pair = Pair {
             sum: *sum,
             comp: *comp,
