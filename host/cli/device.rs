@@ -102,7 +102,10 @@ fn gpu(sm_count: Option<u32>) -> Result<Box<dyn Device>> {
 #[cfg(not(feature = "cuda"))]
 fn gpu(_: Option<u32>) -> Result<Box<dyn Device>> {
     let reason = "built without feature cuda (cargo build --release --features cuda)".to_owned();
-    Err(CliError::NoDevice { device: "cuda", reason })
+    Err(CliError::NoDevice {
+        device: "cuda",
+        reason,
+    })
 }
 
 /// The GPU in words.

@@ -29,24 +29,46 @@ enum State {
 
 impl Finding {
     fn fine(what: &'static str, detail: impl Into<String>) -> Self {
-        Finding { what, state: State::Fine, detail: detail.into(), advice: None }
+        Finding {
+            what,
+            state: State::Fine,
+            detail: detail.into(),
+            advice: None,
+        }
     }
 
     fn absent(what: &'static str, detail: impl Into<String>, advice: impl Into<String>) -> Self {
         let advice = Some(advice.into());
-        Finding { what, state: State::Absent, detail: detail.into(), advice }
+        Finding {
+            what,
+            state: State::Absent,
+            detail: detail.into(),
+            advice,
+        }
     }
 
     fn wrong(what: &'static str, detail: impl Into<String>, advice: impl Into<String>) -> Self {
         let advice = Some(advice.into());
-        Finding { what, state: State::Wrong, detail: detail.into(), advice }
+        Finding {
+            what,
+            state: State::Wrong,
+            detail: detail.into(),
+            advice,
+        }
     }
 }
 
 /// Looks, and prints what was found.
 pub fn run(out: &mut Output) -> Result<()> {
-    let findings =
-        [program(), rust(), device_toolchain(), embedded_ptx(), feature(), gpu(), nvidia_smi()];
+    let findings = [
+        program(),
+        rust(),
+        device_toolchain(),
+        embedded_ptx(),
+        feature(),
+        gpu(),
+        nvidia_smi(),
+    ];
     for finding in &findings {
         let mark = match finding.state {
             State::Fine => "ok     ",
@@ -58,7 +80,10 @@ pub fn run(out: &mut Output) -> Result<()> {
             out.line(format!("{:26}-> {line}", ""))?;
         }
     }
-    let wrong = findings.iter().filter(|finding| finding.state == State::Wrong).count();
+    let wrong = findings
+        .iter()
+        .filter(|finding| finding.state == State::Wrong)
+        .count();
     out.line(match wrong {
         0 => "Nothing is wrong; what is absent is optional.".to_owned(),
         1 => "1 thing is wrong.".to_owned(),
@@ -67,12 +92,22 @@ pub fn run(out: &mut Output) -> Result<()> {
 }
 
 fn program() -> Finding {
-    let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
+    let profile = if cfg!(debug_assertions) {
+        "debug"
+    } else {
+        "release"
+    };
     let built_by = option_env!("CAKE_RMSNORM_RUSTC").unwrap_or("an unrecorded rustc");
-    let detail = format!("{} {profile}, built by {built_by}", env!("CARGO_PKG_VERSION"));
+    let detail = format!(
+        "{} {profile}, built by {built_by}",
+        env!("CARGO_PKG_VERSION")
+    );
     if cfg!(debug_assertions) {
         let advice = "checks are many times faster built with `--release`";
-        return Finding { advice: Some(advice.to_owned()), ..Finding::fine("cake-rmsnorm", detail) };
+        return Finding {
+            advice: Some(advice.to_owned()),
+            ..Finding::fine("cake-rmsnorm", detail)
+        };
     }
     Finding::fine("cake-rmsnorm", detail)
 }
@@ -96,7 +131,13 @@ fn rust() -> Finding {
 
 /// The second number of `rustc 1.95.0 (…)`.
 fn minor(version: &str) -> Option<u32> {
-    version.split_whitespace().nth(1)?.split('.').nth(1)?.parse().ok()
+    version
+        .split_whitespace()
+        .nth(1)?
+        .split('.')
+        .nth(1)?
+        .parse()
+        .ok()
 }
 
 fn device_toolchain() -> Finding {
@@ -108,7 +149,10 @@ fn device_toolchain() -> Finding {
          minimal -c rust-src"
     );
     let installed = output_of("rustup", &["toolchain", "list"]).unwrap_or_default();
-    if !installed.lines().any(|line| line.starts_with(DEVICE_TOOLCHAIN)) {
+    if !installed
+        .lines()
+        .any(|line| line.starts_with(DEVICE_TOOLCHAIN))
+    {
         return Finding::absent(what, format!("{DEVICE_TOOLCHAIN} is not installed"), advice);
     }
     let version = output_of("rustc", &[&toolchain, "--version"]);
@@ -116,9 +160,10 @@ fn device_toolchain() -> Finding {
     let source = sysroot
         .map(|sysroot| std::path::Path::new(&sysroot).join("lib/rustlib/src/rust/library/core"));
     match (version, source) {
-        (Some(version), Some(source)) if source.is_dir() => {
-            Finding::fine(what, format!("{DEVICE_TOOLCHAIN} with rust-src ({version})"))
-        }
+        (Some(version), Some(source)) if source.is_dir() => Finding::fine(
+            what,
+            format!("{DEVICE_TOOLCHAIN} with rust-src ({version})"),
+        ),
         _ => Finding::absent(what, format!("{DEVICE_TOOLCHAIN} lacks rust-src"), advice),
     }
 }
@@ -135,10 +180,16 @@ fn embedded_ptx() -> Finding {
     );
     let holds = |kernel: &&cake_rmsnorm::kernels::contract::Kernel| {
         let entry = format!(".entry {}(", kernel.name);
-        let mut modules = ptx::MODULES.iter().filter(|module| module.name == kernel.module);
+        let mut modules = ptx::MODULES
+            .iter()
+            .filter(|module| module.name == kernel.module);
         !modules.any(|module| module.ptx.contains(&entry))
     };
-    let missing: Vec<&str> = KERNELS.iter().filter(holds).map(|kernel| kernel.name).collect();
+    let missing: Vec<&str> = KERNELS
+        .iter()
+        .filter(holds)
+        .map(|kernel| kernel.name)
+        .collect();
     if !missing.is_empty() {
         let detail = format!("{detail}; without {}", missing.join(", "));
         return Finding::wrong(what, detail, "cargo xtask ptx, then build again");
@@ -173,15 +224,26 @@ fn gpu() -> Finding {
 
 #[cfg(not(feature = "cuda"))]
 fn gpu() -> Finding {
-    Finding::absent("GPU", "not looked for: the driver is reached through feature cuda", "see above")
+    Finding::absent(
+        "GPU",
+        "not looked for: the driver is reached through feature cuda",
+        "see above",
+    )
 }
 
 fn nvidia_smi() -> Finding {
     let what = "nvidia-smi";
-    let query = ["--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"];
+    let query = [
+        "--query-gpu=name,compute_cap,driver_version",
+        "--format=csv,noheader",
+    ];
     match output_of("nvidia-smi", &query) {
         Some(gpus) => Finding::fine(what, gpus.lines().collect::<Vec<_>>().join("; ")),
-        None => Finding::absent(what, "finds no GPU, or is not on the PATH", "needed for nothing"),
+        None => Finding::absent(
+            what,
+            "finds no GPU, or is not on the PATH",
+            "needed for nothing",
+        ),
     }
 }
 
@@ -190,7 +252,9 @@ fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
     // Cargo's choice of toolchain for this program is not what is asked about, and asking must
     // not install anything.
-    command.env_remove("RUSTUP_TOOLCHAIN").env("RUSTUP_AUTO_INSTALL", "0");
+    command
+        .env_remove("RUSTUP_TOOLCHAIN")
+        .env("RUSTUP_AUTO_INSTALL", "0");
     let output = command.args(arguments).stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     (output.status.success() && !text.is_empty()).then_some(text)

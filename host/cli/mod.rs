@@ -11,7 +11,6 @@ mod tensors;
 
 use cake_rmsnorm::Dtype;
 use clap::{Parser, Subcommand, ValueEnum};
-use error::CliError;
 use output::Output;
 use std::process::ExitCode;
 

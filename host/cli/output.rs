@@ -13,7 +13,10 @@ pub struct Output {
 impl Output {
     /// The process's standard output.
     pub fn stdout() -> Self {
-        Self { stdout: io::stdout(), closed: false }
+        Self {
+            stdout: io::stdout(),
+            closed: false,
+        }
     }
 
     /// Writes `text` and a line break.
@@ -44,13 +47,24 @@ pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column| {
         let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell: &String| cell.chars().count()).max().unwrap_or(0)
+        cells
+            .map(|cell: &String| cell.chars().count())
+            .max()
+            .unwrap_or(0)
     };
     let widths: Vec<usize> = (0..count).map(width).collect();
     let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
-            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-        });
+        let cells = row
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(column, (cell, width))| {
+                if column == 0 {
+                    format!("{cell:<width$}")
+                } else {
+                    format!("{cell:>width$}")
+                }
+            });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     rows.iter().map(line).collect()
@@ -75,7 +89,12 @@ mod tests {
 
     #[test]
     fn thousands_are_set_apart() {
-        let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")];
+        let cases = [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1,000"),
+            (1_234_567, "1,234,567"),
+        ];
         for (n, text) in cases {
             assert_eq!(thousands(n), text);
         }
@@ -83,7 +102,10 @@ mod tests {
 
     #[test]
     fn columns_align() {
-        let rows = [vec!["a".to_owned(), "1".to_owned()], vec!["bc".to_owned(), "100".to_owned()]];
+        let rows = [
+            vec!["a".to_owned(), "1".to_owned()],
+            vec!["bc".to_owned(), "100".to_owned()],
+        ];
         assert_eq!(columns(&rows), ["a     1", "bc  100"]);
     }
 }

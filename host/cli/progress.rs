@@ -18,10 +18,15 @@ impl Progress {
     /// Progress that starts now.
     pub fn new() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        if let Ok(style) = ProgressStyle::with_template("{elapsed} {wide_bar} {percent:>3} % {msg:40}") {
+        if let Ok(style) =
+            ProgressStyle::with_template("{elapsed} {wide_bar} {percent:>3} % {msg:40}")
+        {
             bar.set_style(style);
         }
-        Self { bar, started: Instant::now() }
+        Self {
+            bar,
+            started: Instant::now(),
+        }
     }
 
     /// How many elements there will be.

@@ -37,12 +37,19 @@ pub fn run(args: &Args, out: &mut Output) -> Result<()> {
     let properties = properties.with_sm_count(args.sm_count.unwrap_or(properties.sm_count));
     // eps takes no part in a plan.
     let op = RmsNorm::new(args.hidden, args.weight.into(), 1e-6)?;
-    let planner = Planner { op, residual: args.residual, properties };
+    let planner = Planner {
+        op,
+        residual: args.residual,
+        properties,
+    };
     let rows = match args.rows {
         Some(rows) => vec![rows],
         None => planner.interesting_rows()?,
     };
-    let routes = rows.iter().map(|&rows| planner.route(rows)).collect::<Result<Vec<_>>>()?;
+    let routes = rows
+        .iter()
+        .map(|&rows| planner.route(rows))
+        .collect::<Result<Vec<_>>>()?;
     if args.json {
         return out.line(planner.json(args, &routes)?);
     }
@@ -72,9 +79,17 @@ const LAST_LISTED: u64 = 1 << 20;
 
 impl Planner {
     fn route(&self, rows: u64) -> Result<Route> {
-        let forward = self.op.forward_plan(rows, self.residual, &self.properties)?;
-        let backward = self.op.backward_plan(rows, self.residual, &self.properties)?;
-        Ok(Route { rows, forward, backward })
+        let forward = self
+            .op
+            .forward_plan(rows, self.residual, &self.properties)?;
+        let backward = self
+            .op
+            .backward_plan(rows, self.residual, &self.properties)?;
+        Ok(Route {
+            rows,
+            forward,
+            backward,
+        })
     }
 
     /// 0, powers of two, and every T up to [`LAST_SCANNED`] at which other kernels are chosen than
@@ -120,7 +135,11 @@ impl Planner {
 impl Route {
     /// Names of the kernels, with their blocks.
     fn kernels(&self) -> [Option<(&'static str, u32)>; 3] {
-        let launches = [self.forward.launch, self.backward.main, self.backward.reduce];
+        let launches = [
+            self.forward.launch,
+            self.backward.main,
+            self.backward.reduce,
+        ];
         launches.map(|launch| launch.map(|launch| (launch.kernel.name, launch.block)))
     }
 
@@ -143,7 +162,9 @@ fn one(route: &Route, out: &mut Output) -> Result<()> {
         ("backward", route.backward.main),
         ("dw reduce", route.backward.reduce),
     ];
-    let header = ["", "kernel", "grid", "block", "shared bytes"].map(str::to_owned).to_vec();
+    let header = ["", "kernel", "grid", "block", "shared bytes"]
+        .map(str::to_owned)
+        .to_vec();
     let mut rows = vec![header];
     for (what, launch) in launches {
         rows.push(match launch {
@@ -163,7 +184,10 @@ fn one(route: &Route, out: &mut Output) -> Result<()> {
         route.run_leaves(),
         thousands(route.nodes().into()),
     ))?;
-    out.line(format!("workspace: {} bytes", thousands(route.backward.workspace_bytes)))
+    out.line(format!(
+        "workspace: {} bytes",
+        thousands(route.backward.workspace_bytes)
+    ))
 }
 
 fn launch_cells(what: &str, launch: &Launch) -> Vec<String> {
@@ -179,12 +203,22 @@ fn launch_cells(what: &str, launch: &Launch) -> Vec<String> {
 /// The plans of many T, one a line.
 fn table(routes: &[Route], out: &mut Output) -> Result<()> {
     let header = [
-        "rows", "forward", "grid x block", "backward", "grid x block", "shared", "leaf rows",
-        "leaves", "run leaves", "nodes", "workspace",
+        "rows",
+        "forward",
+        "grid x block",
+        "backward",
+        "grid x block",
+        "shared",
+        "leaf rows",
+        "leaves",
+        "run leaves",
+        "nodes",
+        "workspace",
     ];
     let mut lines = vec![header.map(str::to_owned).to_vec()];
     for route in routes {
-        let name = |launch: Option<Launch>| launch.map_or("-", |launch| launch.kernel.name).to_owned();
+        let name =
+            |launch: Option<Launch>| launch.map_or("-", |launch| launch.kernel.name).to_owned();
         let size = |launch: Option<Launch>| match launch {
             Some(launch) => format!("{} x {}", launch.grid, launch.block),
             None => "-".to_owned(),

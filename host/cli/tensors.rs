@@ -19,14 +19,19 @@ pub struct Stored {
 
 /// Reads a file.
 pub fn read(path: &Path) -> Result<Stored> {
-    let bytes = fs::read(path).map_err(|source| CliError::Read { path: path.to_owned(), source })?;
+    let bytes = fs::read(path).map_err(|source| CliError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
     parse(&path.display().to_string(), &bytes)
 }
 
 /// Parses a file's bytes; `file` names it in errors.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<Stored> {
-    let invalid =
-        |error: safetensors::SafeTensorError| CliError::Safetensors { file: file.to_owned(), detail: error.to_string() };
+    let invalid = |error: safetensors::SafeTensorError| CliError::Safetensors {
+        file: file.to_owned(),
+        detail: error.to_string(),
+    };
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(invalid)?;
     let tensors = SafeTensors::deserialize(bytes).map_err(invalid)?;
     let reader = Reader { file, tensors };
@@ -43,7 +48,10 @@ pub fn parse(file: &str, bytes: &[u8]) -> Result<Stored> {
         dh: reader.optional_matrix("dh", [rows, hidden])?,
         w: reader.weight(hidden)?,
     };
-    let eps = header.metadata().as_ref().and_then(|metadata| metadata.get("eps"));
+    let eps = header
+        .metadata()
+        .as_ref()
+        .and_then(|metadata| metadata.get("eps"));
     let eps = eps.map(|text| reader.eps(text)).transpose()?;
     Ok(Stored { inputs, eps })
 }
@@ -58,19 +66,34 @@ impl<'a> Reader<'a> {
         self.tensors.tensor(tensor).map_err(|_| {
             let mut names = self.tensors.names();
             names.sort_unstable();
-            let found = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            CliError::MissingTensor { file: self.file.to_owned(), tensor, found }
+            let found = if names.is_empty() {
+                "none".to_owned()
+            } else {
+                names.join(", ")
+            };
+            CliError::MissingTensor {
+                file: self.file.to_owned(),
+                tensor,
+                found,
+            }
         })
     }
 
     fn matrix_shape(&self, tensor: &'static str, view: &TensorView) -> Result<(usize, usize)> {
         match *view.shape() {
             [rows, hidden] => Ok((rows, hidden)),
-            ref other => Err(self.refuse(tensor, shape(other), "a matrix [rows, hidden]".to_owned())),
+            ref other => {
+                Err(self.refuse(tensor, shape(other), "a matrix [rows, hidden]".to_owned()))
+            }
         }
     }
 
-    fn matrix(&self, tensor: &'static str, view: &TensorView, expected: [usize; 2]) -> Result<Vec<bf16>> {
+    fn matrix(
+        &self,
+        tensor: &'static str,
+        view: &TensorView,
+        expected: [usize; 2],
+    ) -> Result<Vec<bf16>> {
         if view.dtype() != StoredDtype::BF16 {
             return Err(self.refuse(tensor, view.dtype().to_string(), "BF16".to_owned()));
         }
@@ -81,7 +104,11 @@ impl<'a> Reader<'a> {
         Ok(values(view.data()))
     }
 
-    fn optional_matrix(&self, tensor: &'static str, expected: [usize; 2]) -> Result<Option<Vec<bf16>>> {
+    fn optional_matrix(
+        &self,
+        tensor: &'static str,
+        expected: [usize; 2],
+    ) -> Result<Option<Vec<bf16>>> {
         match self.tensors.tensor(tensor) {
             Ok(view) => self.matrix(tensor, &view, expected).map(Some),
             Err(_) => Ok(None),
@@ -111,7 +138,12 @@ impl<'a> Reader<'a> {
     }
 
     fn refuse(&self, tensor: &'static str, found: String, accepted: String) -> CliError {
-        CliError::Tensor { file: self.file.to_owned(), tensor, found, accepted }
+        CliError::Tensor {
+            file: self.file.to_owned(),
+            tensor,
+            found,
+            accepted,
+        }
     }
 }
 
@@ -157,8 +189,11 @@ pub fn write(
         ("eps".to_owned(), eps.to_string()),
         ("device".to_owned(), device.to_owned()),
     ]);
-    let written = views.collect::<std::result::Result<Vec<_>, _>>().and_then(|views| {
-        safetensors::serialize_to_file(views, Some(metadata), path)
-    });
-    written.map_err(|error| CliError::Write { path: path.to_owned(), detail: error.to_string() })
+    let written = views
+        .collect::<std::result::Result<Vec<_>, _>>()
+        .and_then(|views| safetensors::serialize_to_file(views, Some(metadata), path));
+    written.map_err(|error| CliError::Write {
+        path: path.to_owned(),
+        detail: error.to_string(),
+    })
 }

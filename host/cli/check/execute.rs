@@ -33,8 +33,10 @@ impl<'a> Execution<'a> {
         let properties = device.backend().properties();
         let plan = op.backward_plan(rows, inputs.dh.is_some(), properties)?;
         let bytes = plan.workspace_bytes;
-        let workspace =
-            usize::try_from(bytes).map_err(|_| CliError::Memory { purpose: "workspace", bytes })?;
+        let workspace = usize::try_from(bytes).map_err(|_| CliError::Memory {
+            purpose: "workspace",
+            bytes,
+        })?;
 
         let upload = |name, bytes: &[u8]| -> Result<Box<dyn Buffer>> {
             let mut buffer = device.alloc(name, bytes.len())?;
@@ -43,7 +45,10 @@ impl<'a> Execution<'a> {
         };
         let matrix = |name, values: &[bf16]| upload(name, bytemuck::cast_slice(values));
         let optional = |name, values: &Option<Vec<bf16>>| {
-            values.as_deref().map(|values| matrix(name, values)).transpose()
+            values
+                .as_deref()
+                .map(|values| matrix(name, values))
+                .transpose()
         };
         let written = |name, bytes| Written::new(device, name, bytes);
         let matrix_bytes = inputs.x.len() * size_of::<bf16>();
@@ -56,7 +61,11 @@ impl<'a> Execution<'a> {
             dy: matrix("dy", &inputs.dy)?,
             dh: optional("dh", &inputs.dh)?,
             w: upload("w", inputs.w.as_bytes())?,
-            h: inputs.residual.as_ref().map(|_| written("h", matrix_bytes)).transpose()?,
+            h: inputs
+                .residual
+                .as_ref()
+                .map(|_| written("h", matrix_bytes))
+                .transpose()?,
             y: written("y", matrix_bytes)?,
             rstd: written("rstd", inputs.rows * size_of::<f32>())?,
             dx: written("dx", matrix_bytes)?,
@@ -73,7 +82,10 @@ impl<'a> Execution<'a> {
         }
         let args = ForwardArgs {
             x: self.matrix(&*self.x),
-            residual: self.residual.as_ref().map(|residual| self.matrix(&**residual)),
+            residual: self
+                .residual
+                .as_ref()
+                .map(|residual| self.matrix(&**residual)),
             w: self.weight(),
             h: self.h.as_ref().map(|h| self.matrix(&*h.buffer)),
             y: self.matrix(&*self.y.buffer),
@@ -114,14 +126,20 @@ impl<'a> Execution<'a> {
         unsafe { self.device.backend().backward(&self.op, &args)? };
         self.device.synchronize()?;
         self.workspace.look_behind()?;
-        Ok(Backward { dx: self.dx.download()?, dw: self.dw.download()? })
+        Ok(Backward {
+            dx: self.dx.download()?,
+            dw: self.dw.download()?,
+        })
     }
 
     /// The outputs behind whose end something was written in a run so far.
     pub fn overrun(&self) -> Vec<&'static str> {
         let outputs = [&self.y, &self.rstd, &self.dx, &self.dw, &self.workspace];
         let outputs = outputs.into_iter().chain(&self.h);
-        outputs.filter(|output| output.overrun).map(|output| output.name).collect()
+        outputs
+            .filter(|output| output.overrun)
+            .map(|output| output.name)
+            .collect()
     }
 
     fn matrix(&self, buffer: &dyn Buffer) -> RowsView {
@@ -151,7 +169,14 @@ impl Written {
     fn new(device: &dyn Device, name: &'static str, bytes: usize) -> Result<Self> {
         let guard = device.guard_bytes();
         let buffer = device.alloc(name, bytes + guard)?;
-        Ok(Written { name, buffer, bytes, guard, poison: 0, overrun: false })
+        Ok(Written {
+            name,
+            buffer,
+            bytes,
+            guard,
+            poison: 0,
+            overrun: false,
+        })
     }
 
     fn poison(&mut self, poison: u8) -> Result<()> {
@@ -162,9 +187,14 @@ impl Written {
     /// The contents; looks at the guard too. Both are whole elements.
     fn download<T: Pod>(&mut self) -> Result<Vec<T>> {
         let total = self.bytes + self.guard;
-        let none = |_| CliError::Memory { purpose: self.name, bytes: total as u64 };
+        let none = |_| CliError::Memory {
+            purpose: self.name,
+            bytes: total as u64,
+        };
         let mut values = Vec::new();
-        values.try_reserve_exact(total / size_of::<T>()).map_err(none)?;
+        values
+            .try_reserve_exact(total / size_of::<T>())
+            .map_err(none)?;
         values.resize(total / size_of::<T>(), T::zeroed());
         self.buffer.read(bytemuck::cast_slice_mut(&mut values))?;
         let guard: &[u8] = bytemuck::cast_slice(&values[self.bytes / size_of::<T>()..]);
@@ -175,6 +205,10 @@ impl Written {
 
     /// Looks at the guard alone.
     fn look_behind(&mut self) -> Result<()> {
-        if self.guard > 0 { self.download::<u8>().map(drop) } else { Ok(()) }
+        if self.guard > 0 {
+            self.download::<u8>().map(drop)
+        } else {
+            Ok(())
+        }
     }
 }

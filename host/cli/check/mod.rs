@@ -7,18 +7,16 @@ mod source;
 mod verify;
 
 use super::device::{self, DeviceArg};
-use super::error::{CliError, Result};
+use super::error::Result;
 use super::output::Output;
 use super::progress::Progress;
 use super::{WeightArg, tensors};
-use cake_rmsnorm::golden::{Backward, Forward};
-use cake_rmsnorm::inputs::Inputs;
-use cake_rmsnorm::{RmsNorm, golden};
+use cake_rmsnorm::RmsNorm;
 use execute::Execution;
 use report::{Report, Run};
 use source::Source;
-use std::path::{Path, PathBuf};
-use verify::Verdict;
+use std::path::PathBuf;
+use verify::{Repeats, Results};
 
 /// Arguments of `check`.
 #[derive(clap::Args)]
@@ -100,7 +98,7 @@ fn check(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> {
     progress.stage("backward");
     let backward = execution.backward(POISONS[0])?;
     progress.advance(elements);
-    let mut repeats = verify::Repeats::default();
+    let mut repeats = Repeats::new();
     for poison in &POISONS[1..] {
         let again = execution.backward(*poison)?;
         repeats.add(&backward, &again);
@@ -109,50 +107,29 @@ fn check(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> {
     let overrun = execution.overrun();
     drop(execution);
 
-    let results = Results { op, inputs: &inputs, forward: &forward, backward: &backward };
+    let results = Results {
+        op,
+        inputs: &inputs,
+        forward: &forward,
+        backward: &backward,
+    };
     let verdict = results.verify(progress)?;
     let report = Report::new(run, verdict, repeats, overrun, ordinary);
     if let Some(path) = &args.output {
-        results.write(path, device.kind())?;
+        tensors::write(
+            path,
+            inputs.rows,
+            &forward,
+            &backward,
+            op.eps(),
+            device.kind(),
+        )?;
     }
     progress.finish();
-    out.line(if args.json { report.json()? } else { report.table() })?;
+    out.line(if args.json {
+        report.json()?
+    } else {
+        report.table()
+    })?;
     Ok(report.ok())
-}
-
-/// Inputs, and what a device made of them.
-struct Results<'a> {
-    op: RmsNorm,
-    inputs: &'a Inputs,
-    forward: &'a Forward,
-    backward: &'a Backward,
-}
-
-impl Results<'_> {
-    fn verify(&self, progress: &Progress) -> Result<Verdict> {
-        let Results { op, inputs, forward, backward } = *self;
-        let w = inputs.w.as_golden();
-        progress.stage("golden forward");
-        let golden = golden::forward_slices(&op, &inputs.x, inputs.residual.as_deref(), w)?;
-        progress.advance(inputs.x.len() as u64);
-        progress.stage("FP64 forward");
-        let outputs = verify::forward(inputs, op.eps(), forward, &golden);
-        progress.advance(inputs.x.len() as u64);
-        drop(golden);
-
-        // The backward of what the device's own forward gave.
-        let x = forward.h.as_ref().unwrap_or(&inputs.x);
-        progress.stage("golden backward");
-        let dh = inputs.dh.as_deref();
-        let golden = golden::backward_slices(&op, &inputs.dy, x, dh, w, &forward.rstd)?;
-        progress.advance(inputs.x.len() as u64);
-        progress.stage("FP64 backward");
-        let gradients = verify::backward(inputs, forward, backward, &golden);
-        Ok(Verdict { outputs, gradients })
-    }
-
-    fn write(&self, path: &Path, device: &str) -> Result<()> {
-        let Results { op, inputs, forward, backward } = *self;
-        tensors::write(path, inputs.rows, forward, backward, op.eps(), device)
-    }
 }

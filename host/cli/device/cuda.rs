@@ -13,9 +13,13 @@ impl CudaDevice {
     pub fn open(sm_count: Option<u32>) -> Result<Self> {
         let gpu = Gpu::open(0).map_err(|error| match error {
             // Nothing was launched yet: there is no driver, or no GPU behind it.
-            cake_rmsnorm::Error::Cuda { call: "cuInit" | "cuDeviceGet", .. } => {
-                CliError::NoDevice { device: "cuda", reason: error.to_string() }
-            }
+            cake_rmsnorm::Error::Cuda {
+                call: "cuInit" | "cuDeviceGet",
+                ..
+            } => CliError::NoDevice {
+                device: "cuda",
+                reason: error.to_string(),
+            },
             other => other.into(),
         })?;
         let cuda = Cuda::new(gpu);
@@ -42,7 +46,10 @@ impl Device for CudaDevice {
     }
 
     fn alloc(&self, _: &'static str, bytes: usize) -> Result<Box<dyn Buffer>> {
-        Ok(Box::new(GpuMemory(DeviceBuffer::new(self.0.device(), bytes)?)))
+        Ok(Box::new(GpuMemory(DeviceBuffer::new(
+            self.0.device(),
+            bytes,
+        )?)))
     }
 
     fn backend(&self) -> &dyn Backend {

@@ -47,10 +47,16 @@ impl HostBuffer {
     fn new(purpose: &'static str, bytes: usize) -> Result<Self> {
         let lines = bytes.div_ceil(size_of::<Line>());
         let mut memory = Vec::new();
-        let none = |_| CliError::Memory { purpose, bytes: bytes as u64 };
+        let none = |_| CliError::Memory {
+            purpose,
+            bytes: bytes as u64,
+        };
         memory.try_reserve_exact(lines).map_err(none)?;
         memory.resize_with(lines, || UnsafeCell::new(Line([0; 256])));
-        Ok(Self { memory: memory.into_boxed_slice(), bytes })
+        Ok(Self {
+            memory: memory.into_boxed_slice(),
+            bytes,
+        })
     }
 
     fn pointer(&self) -> *mut u8 {
@@ -75,7 +81,10 @@ impl Buffer for HostBuffer {
         let len = bytes.len().min(self.bytes);
         // SAFETY: both ranges hold `len` bytes, and `bytes` lies elsewhere, as above. Backends of
         // host memory are done when their calls return, so nobody writes to the buffer now.
-        unsafe { self.pointer().copy_to_nonoverlapping(bytes.as_mut_ptr(), len) };
+        unsafe {
+            self.pointer()
+                .copy_to_nonoverlapping(bytes.as_mut_ptr(), len)
+        };
         Ok(())
     }
 
@@ -108,6 +117,9 @@ mod tests {
 
     #[test]
     fn memory_that_cannot_be_had_is_an_error() {
-        assert!(matches!(HostBuffer::new("test", usize::MAX), Err(CliError::Memory { .. })));
+        assert!(matches!(
+            HostBuffer::new("test", usize::MAX),
+            Err(CliError::Memory { .. })
+        ));
     }
 }
