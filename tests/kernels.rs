@@ -24,7 +24,7 @@ fn few_rows() {
 
 #[test]
 fn single_read_programs() {
-    for (hidden, rows) in [(8, 8200), (256, 8195), (512, 1025), (576, 1031), (1024, 1025), (2048, 513), (4096, 515)] {
+    for (hidden, rows) in [(8, 8200), (256, 8195), (512, 1025), (576, 1031), (1024, 1025), (2048, 521), (4096, 515), (6144, 513), (8192, 514), (8200, 513)] {
         for (weight, residual) in [(Dtype::F32, false), (Dtype::Bf16, true)] {
             Case::new(hidden, rows, weight, residual, 0, 2).check(&Sim::new(), "single read");
         }

@@ -2,8 +2,8 @@
 
 use super::TASK_ELEMENTS;
 use super::instructions::Instructions;
-use super::row::UNSCALED;
-use cake_rmsnorm_kernels::arith::{Pair, backward_scale, widen_low};
+use super::row::Scaled;
+use cake_rmsnorm_kernels::arith::{Pair, widen_low};
 use cake_rmsnorm_kernels::leaf;
 use std::ops::Range;
 

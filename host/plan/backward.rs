@@ -86,10 +86,10 @@ pub fn backward(
         let leaf = LeafTable { leaf_log2: 0, leaves: 0, run_log2: 0 };
         return Ok(BackwardPlan { main: None, reduce: None, leaf, chunk_log2: 0, workspace_bytes: 0 });
     }
-    let route = routes::BACKWARD.iter().find(|route| hidden <= route.max_hidden);
+    let route = routes::BACKWARD.iter().find(|(max_hidden, _)| hidden <= *max_hidden);
     match route {
-        Some(route) if rows > routes::SPLIT_MAX_ROWS => {
-            single_read(hidden, weight, rows, residual, device, route)
+        Some(&(_, program)) if rows > routes::SPLIT_MAX_ROWS => {
+            single_read(hidden, weight, rows, residual, device, program)
         }
         _ => split_plan(hidden, weight, rows, residual, device),
     }
@@ -103,24 +103,33 @@ fn split_plan(
     residual: bool,
     device: &DeviceProperties,
 ) -> Result<BackwardPlan> {
-    let route = routes::SPLIT.iter().find(|(max_hidden, ..)| hidden <= *max_hidden);
-    let &(_, program, threads) =
-        route.unwrap_or_else(|| unreachable!("the operator's hidden size was checked"));
+    let small = rows <= routes::SPLIT_SMALL_BLOCK_MAX_ROWS && hidden <= 4096;
+    let threads = if small { 256 } else { 512 };
+    let program = match hidden.div_ceil(TILE).div_ceil(threads / 32) {
+        1 => Program::BackwardSplit { vectors: 1 },
+        2 => Program::BackwardSplit { vectors: 2 },
+        _ => Program::BackwardSplitWide,
+    };
     let leaves = LeafTable::new(rows, hidden, 0).leaves;
     let leaf = LeafTable::new(rows, hidden, chunk_log2(leaves, threads));
     let shared_bytes = reduce::roots_bytes(threads, leaf.run_log2).max(SCRATCH_BYTES);
     fits(shared_bytes, device)?;
-    let tasks = split::column_tasks(hidden);
     // Row tasks beyond what is resident are taken in turns.
     let row_blocks = rows.min(u64::from(device.multiprocessors()) * 8) as u32;
     let main = Launch {
         kernel: entry(program, Some(weight), residual),
-        grid: tasks + row_blocks,
+        grid: split::column_tasks(hidden) + row_blocks,
         block: threads,
         shared_bytes,
         dependent: false,
     };
-    Ok(BackwardPlan { main: Some(main), reduce: None, leaf, chunk_log2: 0, workspace_bytes: 0 })
+    Ok(BackwardPlan {
+        main: Some(main),
+        reduce: None,
+        leaf,
+        chunk_log2: 0,
+        workspace_bytes: 0,
+    })
 }
 
 /// A main launch that reads x and dy once, then the reduce.
@@ -130,32 +139,36 @@ fn single_read(
     rows: u64,
     residual: bool,
     device: &DeviceProperties,
-    route: &routes::BackwardRoute,
+    program: Program,
 ) -> Result<BackwardPlan> {
-    let workers = device.multiprocessors() * route.blocks_per_sm;
-    let available = (device.shared_bytes_per_sm / route.blocks_per_sm)
-        .saturating_sub(RESERVED_SHARED_BYTES)
-        .min(device.shared_bytes_per_block);
-    let (block, run_log2) = match route.program {
+    let workers = device.multiprocessors();
+    let (block, smallest_run) = match program {
         Program::BackwardWarp { vectors, .. } => {
             let warps_log2 = if vectors == 1 { 4 } else { 3 };
             (32 << warps_log2, warps_log2)
         }
         Program::BackwardBlock { vectors, .. } => {
-            let block = 32 * hidden.div_ceil(TILE * vectors);
-            let shared = |run_log2| shared_bytes(route.program, residual, block, run_log2);
-            (block, best_run(rows, hidden, workers, |run_log2| shared(run_log2) <= available))
+            let group = block::group_threads(vectors, hidden);
+            let groups_log2 = (routes::BACKWARD_BLOCK_THREADS / group).clamp(1, 8).ilog2();
+            (group << groups_log2, groups_log2)
         }
         _ => (32 * hidden.div_ceil(TILE * wide::VECTORS as u32), 0),
     };
-    let shared_bytes = shared_bytes(route.program, residual, block, run_log2);
-    fits(shared_bytes, device)?;
+    let shared = |run_log2| shared_bytes(program, residual, hidden, block, run_log2);
+    let run_log2 = match program {
+        Program::BackwardBlock { .. } => {
+            let available = device.shared_bytes_per_block;
+            best_run(rows, hidden, workers, smallest_run, |r| shared(r) <= available)
+        }
+        _ => smallest_run,
+    };
+    fits(shared(run_log2), device)?;
     let leaf = LeafTable::new(rows, hidden, run_log2);
     let main = Launch {
-        kernel: entry(route.program, Some(weight), residual),
+        kernel: entry(program, Some(weight), residual),
         grid: leaf.runs().min(workers),
         block,
-        shared_bytes,
+        shared_bytes: shared(run_log2),
         dependent: false,
     };
 
@@ -180,16 +193,15 @@ fn single_read(
 
 /// Threads of the reduce.
 const REDUCE_THREADS: u32 = 256;
-/// Shared memory that the driver keeps of each block.
-const RESERVED_SHARED_BYTES: u32 = 1024;
 
-fn shared_bytes(program: Program, residual: bool, block: u32, run_log2: u32) -> u32 {
+fn shared_bytes(program: Program, residual: bool, hidden: u32, block: u32, run_log2: u32) -> u32 {
     match program {
         Program::BackwardWarp { vectors, stages } => {
             warp::shared_bytes(vectors, stages, residual, block)
         }
-        Program::BackwardBlock { vectors, stages } => {
-            block::shared_bytes(vectors, stages, residual, block, run_log2)
+        Program::BackwardBlock { vectors, rows, stages } => {
+            let group = block::group_threads(vectors, hidden);
+            block::shared_bytes(vectors, rows, stages, residual, group, block / group, run_log2)
         }
         _ => wide::shared_bytes(block),
     }
@@ -208,7 +220,13 @@ fn chunk_log2(nodes: u32, threads: u32) -> u32 {
 
 /// The run size that finishes first: the rows of the busiest worker, and the traffic of the
 /// nodes (written and read, mostly within L2: half weight).
-fn best_run(rows: u64, hidden: u32, workers: u32, fits: impl Fn(u32) -> bool) -> u32 {
+fn best_run(
+    rows: u64,
+    hidden: u32,
+    workers: u32,
+    smallest: u32,
+    fits: impl Fn(u32) -> bool,
+) -> u32 {
     let cost = |run_log2: u32| {
         let leaf = LeafTable::new(rows, hidden, run_log2);
         let rounds = u64::from(leaf.runs().div_ceil(workers));
@@ -216,5 +234,6 @@ fn best_run(rows: u64, hidden: u32, workers: u32, fits: impl Fn(u32) -> bool) ->
         let nodes = u64::from(leaf.full_nodes() + leaf.edge_nodes());
         6 * busiest * u64::from(workers) + 8 * nodes
     };
-    (0..=4).filter(|&run_log2| run_log2 == 0 || fits(run_log2)).min_by_key(|&r| cost(r)).unwrap_or(0)
+    let candidates = (smallest..=smallest + 4).filter(|&r| r == smallest || fits(r));
+    candidates.min_by_key(|&r| cost(r)).unwrap_or(smallest)
 }

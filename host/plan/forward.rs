@@ -3,7 +3,8 @@
 use super::{DeviceProperties, Launch, check_rows, entry, routes};
 use crate::error::Result;
 use cake_rmsnorm_kernels::arith::TILE;
-use cake_rmsnorm_kernels::contract::WeightType;
+use cake_rmsnorm_kernels::contract::{Program, WeightType};
+use cake_rmsnorm_kernels::forward::ring_shared_bytes;
 use cake_rmsnorm_kernels::row_sum::SCRATCH_BYTES;
 
 /// Threads of a block that goes over its row in turns.
@@ -34,19 +35,33 @@ pub fn forward(
     }
     let route = routes::FORWARD.iter().find(|route| hidden <= route.max_hidden);
     let route = route.unwrap_or_else(|| unreachable!("the operator's hidden size was checked"));
-    let block = match (route.vectors, route.warp_rows) {
-        (0, _) => WIDE_THREADS,
-        (vectors, 0) => 32 * hidden.div_ceil(TILE * vectors),
-        (_, warps) => 32 * warps,
+    let launch = |forward: &routes::Forward| {
+        let block = match forward.program {
+            Program::ForwardBlock { vectors } | Program::ForwardRing { vectors, .. } => {
+                32 * hidden.div_ceil(TILE * vectors)
+            }
+            Program::ForwardWarp { .. } => 32 * forward.warp_rows,
+            _ => WIDE_THREADS,
+        };
+        let units = rows.div_ceil(u64::from(forward.warp_rows.max(1)));
+        let blocks_per_sm = (forward.resident_threads / block).max(1);
+        let resident = u64::from(device.multiprocessors() * blocks_per_sm);
+        let launch = Launch {
+            kernel: entry(forward.program, Some(weight), residual),
+            grid: units.min(resident) as u32,
+            block,
+            shared_bytes: match forward.program {
+                Program::ForwardRing { vectors, stages } => {
+                    ring_shared_bytes(vectors, stages, residual, block)
+                }
+                Program::ForwardWarp { .. } => 0,
+                _ => SCRATCH_BYTES,
+            },
+            dependent: false,
+        };
+        (launch, units <= resident)
     };
-    let units = rows.div_ceil(u64::from(route.warp_rows.max(1)));
-    let resident = u64::from(device.multiprocessors() * (route.resident_threads / block).max(1));
-    let launch = Launch {
-        kernel: entry(route.program, Some(weight), residual),
-        grid: units.min(resident) as u32,
-        block,
-        shared_bytes: if route.warp_rows == 0 { SCRATCH_BYTES } else { 0 },
-        dependent: false,
-    };
+    let (few, enough) = launch(&route.few);
+    let launch = if enough { few } else { launch(&route.many).0 };
     Ok(ForwardPlan { launch: Some(launch) })
 }

@@ -2,73 +2,78 @@
 
 use cake_rmsnorm_kernels::contract::Program;
 
-/// A forward program and the widths it serves.
+/// Forward programs and the widths they serve.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ForwardRoute {
     /// Widest row.
     pub max_hidden: u32,
+    /// For at most one row a resident block (or warp).
+    pub few: Forward,
+    /// For more rows.
+    pub many: Forward,
+}
+
+/// A forward program and how it is launched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Forward {
     pub program: Program,
-    /// Tiles of 256 elements that one warp holds; 0: the block goes over the row in turns.
-    pub vectors: u32,
     /// Rows of a block, where a warp has a row.
     pub warp_rows: u32,
     /// Threads that a multiprocessor is given at most.
     pub resident_threads: u32,
 }
 
+const fn forward(program: Program, warp_rows: u32, resident_threads: u32) -> Forward {
+    Forward { program, warp_rows, resident_threads }
+}
+
+const fn route(max_hidden: u32, few: Forward, many: Forward) -> ForwardRoute {
+    ForwardRoute { max_hidden, few, many }
+}
+
 /// By width, the first that is wide enough.
 pub(super) const FORWARD: &[ForwardRoute] = &[
-    forward(256, Program::ForwardWarp { vectors: 1 }, 1, 8, 1024),
-    forward(512, Program::ForwardWarp { vectors: 2 }, 2, 8, 896),
-    forward(1024, Program::ForwardWarp { vectors: 4 }, 4, 8, 512),
-    forward(2048, Program::ForwardBlock { vectors: 1 }, 1, 0, 1024),
-    forward(8192, Program::ForwardBlock { vectors: 2 }, 2, 0, 768),
-    forward(16_384, Program::ForwardBlock { vectors: 4 }, 4, 0, 512),
-    forward(65_536, Program::ForwardWide, 0, 0, 1536),
+    route(256, FORWARD_WARP_1, FORWARD_WARP_1),
+    route(512, FORWARD_WARP_2, FORWARD_WARP_2),
+    route(1024, FORWARD_WARP_4, FORWARD_WARP_4),
+    route(
+        2048,
+        forward(Program::ForwardBlock { vectors: 1 }, 0, 1024),
+        forward(Program::ForwardRing { vectors: 1, stages: 4 }, 0, 1024),
+    ),
+    route(
+        8192,
+        forward(Program::ForwardBlock { vectors: 2 }, 0, 768),
+        forward(Program::ForwardRing { vectors: 2, stages: 3 }, 0, 1024),
+    ),
+    route(
+        16_384,
+        forward(Program::ForwardBlock { vectors: 4 }, 0, 512),
+        forward(Program::ForwardRing { vectors: 4, stages: 2 }, 0, 512),
+    ),
+    route(65_536, FORWARD_WIDE, FORWARD_WIDE),
 ];
 
-const fn forward(
-    max_hidden: u32,
-    program: Program,
-    vectors: u32,
-    warp_rows: u32,
-    resident_threads: u32,
-) -> ForwardRoute {
-    ForwardRoute { max_hidden, program, vectors, warp_rows, resident_threads }
-}
+const FORWARD_WARP_1: Forward = forward(Program::ForwardWarp { vectors: 1 }, 8, 1024);
+const FORWARD_WARP_2: Forward = forward(Program::ForwardWarp { vectors: 2 }, 8, 1024);
+const FORWARD_WARP_4: Forward = forward(Program::ForwardWarp { vectors: 4 }, 8, 512);
+const FORWARD_WIDE: Forward = forward(Program::ForwardWide, 0, 1536);
 
-/// A backward program and the widths it serves.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BackwardRoute {
-    /// Widest row.
-    pub max_hidden: u32,
-    pub program: Program,
-    /// Blocks that a multiprocessor is given.
-    pub blocks_per_sm: u32,
-}
-
-/// Programs that read x and dy once, by width, the first that is wide enough.
-pub(super) const BACKWARD: &[BackwardRoute] = &[
-    backward(256, Program::BackwardWarp { vectors: 1, stages: 4 }, 1),
-    backward(512, Program::BackwardWarp { vectors: 2, stages: 2 }, 1),
-    backward(1024, Program::BackwardBlock { vectors: 1, stages: 4 }, 4),
-    backward(2048, Program::BackwardBlock { vectors: 1, stages: 4 }, 2),
-    backward(6144, Program::BackwardBlock { vectors: 1, stages: 4 }, 1),
-    backward(8192, Program::BackwardBlock { vectors: 2, stages: 2 }, 1),
-    backward(16_384, Program::BackwardWide, 1),
+/// Programs of the backward that read x and dy once, by width, the first that is wide enough.
+pub(super) const BACKWARD: &[(u32, Program)] = &[
+    (256, Program::BackwardWarp { vectors: 1, stages: 4 }),
+    (512, Program::BackwardWarp { vectors: 2, stages: 2 }),
+    (4096, Program::BackwardBlock { vectors: 2, rows: 1, stages: 3 }),
+    (6144, Program::BackwardBlock { vectors: 2, rows: 1, stages: 4 }),
+    (8192, Program::BackwardBlock { vectors: 2, rows: 1, stages: 2 }),
+    (16_384, Program::BackwardWide),
 ];
 
-const fn backward(max_hidden: u32, program: Program, blocks_per_sm: u32) -> BackwardRoute {
-    BackwardRoute { max_hidden, program, blocks_per_sm }
-}
+/// Threads of a block of [`Program::BackwardBlock`], at most: as many groups as fit.
+pub(super) const BACKWARD_BLOCK_THREADS: u32 = 512;
 
 /// Most rows for which the split program is chosen: its second read comes from L2 then.
 pub(super) const SPLIT_MAX_ROWS: u64 = 512;
 
-/// Split programs by width, with their threads a block.
-pub(super) const SPLIT: &[(u32, Program, u32)] = &[
-    (2048, Program::BackwardSplit { vectors: 1 }, 256),
-    (4096, Program::BackwardSplit { vectors: 2 }, 256),
-    (8192, Program::BackwardSplit { vectors: 2 }, 512),
-    (65_536, Program::BackwardSplitWide, 512),
-];
+/// Most rows for which blocks of the split program have 256 threads; beyond, 512.
+pub(super) const SPLIT_SMALL_BLOCK_MAX_ROWS: u64 = 64;

@@ -143,6 +143,13 @@ impl RowScale {
         unroll::<LANE_ELEMENTS>(|i| scaled[i] = lane[i] * self.scale);
         scaled
     }
+
+    /// The elements of eight BF16 values times the scale, rounded to BF16 again: exact unless the
+    /// result is subnormal.
+    #[inline(always)]
+    pub fn apply_words(self, words: Words4) -> Words4 {
+        narrow(&self.apply(&widen(words)))
+    }
 }
 
 /// (ss / H) ⊕ eps, and the scale with which the row must be redone, if its sum of squares left

@@ -23,6 +23,13 @@ pub enum Program {
         /// Tiles of a warp.
         vectors: u32,
     },
+    /// [`crate::forward::ring`].
+    ForwardRing {
+        /// Tiles of a warp.
+        vectors: u32,
+        /// Rows under way.
+        stages: u32,
+    },
     /// [`crate::forward::wide`].
     ForwardWide,
     /// [`crate::backward::warp::warp`].
@@ -36,6 +43,8 @@ pub enum Program {
     BackwardBlock {
         /// Tiles of a warp.
         vectors: u32,
+        /// Rows of a step.
+        rows: u32,
         /// Rows under way.
         stages: u32,
     },

@@ -26,6 +26,10 @@ macro_rules! entry {
             type W = $weight;
             #[allow(dead_code)]
             const RESIDUAL: bool = $residual;
+            #[allow(dead_code)]
+            const TENSORS: usize = if RESIDUAL { 3 } else { 2 };
+            #[allow(dead_code)]
+            const FORWARD_TENSORS: usize = TENSORS - 1;
             // SAFETY: the caller's obligations.
             unsafe { ($body)(&params) }
         }
@@ -59,6 +63,10 @@ macro_rules! contract {
                 type W = $weight;
                 #[allow(dead_code)]
                 const RESIDUAL: bool = $residual;
+                #[allow(dead_code)]
+                const TENSORS: usize = if RESIDUAL { 3 } else { 2 };
+                #[allow(dead_code)]
+                const FORWARD_TENSORS: usize = TENSORS - 1;
                 // SAFETY: the simulator passes the kernel's parameter struct and keeps the
                 // body's contract, or reports that it was not kept.
                 unsafe { ($body)(&*params.cast::<$params>()) }
@@ -137,6 +145,24 @@ entries! { FORWARD, "forward_f32", "forward_bf16",
         forward_block_bf16_v4 [2, 22, 16, 8];
         forward_block_bf16_v4_residual [2, 22, 24, 12];
     }
+    Program::ForwardRing { vectors: 1, stages: 4 } => ForwardParams, forward::ring::<W, 1, 4, FORWARD_TENSORS>, threads 1024, blocks 0, {
+        forward_ring_f32_v1 [0, 0, 0, 0];
+        forward_ring_f32_v1_residual [0, 0, 0, 0];
+        forward_ring_bf16_v1 [0, 0, 0, 0];
+        forward_ring_bf16_v1_residual [0, 0, 0, 0];
+    }
+    Program::ForwardRing { vectors: 2, stages: 3 } => ForwardParams, forward::ring::<W, 2, 3, FORWARD_TENSORS>, threads 512, blocks 0, {
+        forward_ring_f32_v2 [0, 0, 0, 0];
+        forward_ring_f32_v2_residual [0, 0, 0, 0];
+        forward_ring_bf16_v2 [0, 0, 0, 0];
+        forward_ring_bf16_v2_residual [0, 0, 0, 0];
+    }
+    Program::ForwardRing { vectors: 4, stages: 2 } => ForwardParams, forward::ring::<W, 4, 2, FORWARD_TENSORS>, threads 512, blocks 0, {
+        forward_ring_f32_v4 [0, 0, 0, 0];
+        forward_ring_f32_v4_residual [0, 0, 0, 0];
+        forward_ring_bf16_v4 [0, 0, 0, 0];
+        forward_ring_bf16_v4_residual [0, 0, 0, 0];
+    }
     Program::ForwardWide => ForwardParams, forward::wide::<W, RESIDUAL>, threads 512, blocks 0, {
         forward_wide_f32 [4, 20, 5, 1];
         forward_wide_f32_residual [4, 20, 8, 2];
@@ -146,29 +172,35 @@ entries! { FORWARD, "forward_f32", "forward_bf16",
 }
 
 entries! { BACKWARD, "backward_f32", "backward_bf16",
-    Program::BackwardWarp { vectors: 1, stages: 4 } => BackwardParams, warp::<W, 1, 4, RESIDUAL>, threads 512, blocks 0, {
+    Program::BackwardWarp { vectors: 1, stages: 4 } => BackwardParams, warp::<W, 1, 4, TENSORS>, threads 512, blocks 0, {
         backward_warp_f32_v1 [3, 10, 2, 14];
         backward_warp_f32_v1_residual [3, 10, 2, 14];
         backward_warp_bf16_v1 [3, 10, 1, 14];
         backward_warp_bf16_v1_residual [3, 10, 1, 14];
     }
-    Program::BackwardWarp { vectors: 2, stages: 2 } => BackwardParams, warp::<W, 2, 2, RESIDUAL>, threads 256, blocks 0, {
+    Program::BackwardWarp { vectors: 2, stages: 2 } => BackwardParams, warp::<W, 2, 2, TENSORS>, threads 256, blocks 0, {
         backward_warp_f32_v2 [3, 12, 4, 28];
         backward_warp_f32_v2_residual [3, 12, 4, 28];
         backward_warp_bf16_v2 [3, 12, 2, 28];
         backward_warp_bf16_v2_residual [3, 12, 2, 28];
     }
-    Program::BackwardBlock { vectors: 1, stages: 4 } => BackwardParams, block::<W, 1, 4, RESIDUAL>, threads 768, blocks 0, {
-        backward_block_f32_v1 [2, 20, 2, 18];
-        backward_block_f32_v1_residual [2, 20, 2, 18];
-        backward_block_bf16_v1 [2, 20, 1, 18];
-        backward_block_bf16_v1_residual [2, 20, 1, 18];
+    Program::BackwardBlock { vectors: 2, rows: 1, stages: 3 } => BackwardParams, block::<W, 2, 1, 3, TENSORS>, threads 512, blocks 0, {
+        backward_block_f32_v2r1s3 [0, 0, 0, 0];
+        backward_block_f32_v2r1s3_residual [0, 0, 0, 0];
+        backward_block_bf16_v2r1s3 [0, 0, 0, 0];
+        backward_block_bf16_v2r1s3_residual [0, 0, 0, 0];
     }
-    Program::BackwardBlock { vectors: 2, stages: 2 } => BackwardParams, block::<W, 2, 2, RESIDUAL>, threads 512, blocks 0, {
-        backward_block_f32_v2 [2, 20, 4, 20];
-        backward_block_f32_v2_residual [2, 20, 4, 20];
-        backward_block_bf16_v2 [2, 20, 2, 20];
-        backward_block_bf16_v2_residual [2, 20, 2, 20];
+    Program::BackwardBlock { vectors: 2, rows: 1, stages: 2 } => BackwardParams, block::<W, 2, 1, 2, TENSORS>, threads 512, blocks 0, {
+        backward_block_f32_v2r1s2 [0, 0, 0, 0];
+        backward_block_f32_v2r1s2_residual [0, 0, 0, 0];
+        backward_block_bf16_v2r1s2 [0, 0, 0, 0];
+        backward_block_bf16_v2r1s2_residual [0, 0, 0, 0];
+    }
+    Program::BackwardBlock { vectors: 2, rows: 1, stages: 4 } => BackwardParams, block::<W, 2, 1, 4, TENSORS>, threads 384, blocks 0, {
+        backward_block_f32_v2r1s4 [0, 0, 0, 0];
+        backward_block_f32_v2r1s4_residual [0, 0, 0, 0];
+        backward_block_bf16_v2r1s4 [0, 0, 0, 0];
+        backward_block_bf16_v2r1s4_residual [0, 0, 0, 0];
     }
     Program::BackwardWide => BackwardParams, wide::<W, RESIDUAL>, threads 1024, blocks 0, {
         backward_wide_f32 [1, 10, 8, 10];

@@ -14,13 +14,15 @@ use crate::arith::{
 };
 use crate::device::{Words4, global, shared, thread};
 use crate::params::ForwardParams;
-use crate::row_sum::{BlockSum, TileSums, warp_row_sum};
-use crate::rows::{Columns, NO_WORDS, Weight, row_start, row_start_mut};
+use crate::ring::{Ring, Source, ring_bytes};
+use crate::row_sum::{BlockSum, Group, SCRATCH_BYTES, TileSums, warp_row_sum};
+use crate::rows::{Columns, NO_WORDS, Weight, forget, row_start, row_start_mut};
 
-/// One block a row at a time: warp i holds tiles `VECTORS · i` and following.
+/// One block a row at a time: warp i holds tiles `VECTORS · i` and following. The next row is loaded
+/// to registers while one is worked on: best where a block has one or two rows.
 ///
 /// Contract: blocks of a multiple of 32 threads with `VECTORS · 256` elements a warp covering H;
-/// [`crate::row_sum::SCRATCH_BYTES`] of shared memory.
+/// [`SCRATCH_BYTES`] of shared memory.
 ///
 /// # Safety
 /// - `p` describes live buffers as [`ForwardParams`] says, and outputs overlap nothing.
@@ -28,18 +30,77 @@ use crate::rows::{Columns, NO_WORDS, Weight, row_start, row_start_mut};
 #[inline(always)]
 pub unsafe fn block<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &ForwardParams) {
     let columns = Columns::<VECTORS>::of_warp(thread::thread_idx_x() / 32, p.hidden);
-    let mut sums = BlockSum::new(shared::base());
+    let mut sums = BlockSum::new(shared::base(), Group::block());
+    let turn = Turn::of_block();
     // SAFETY: every thread of the block makes the same number of sums: rows are the block's.
     unsafe {
-        rows::<W, VECTORS, RESIDUAL>(
-            p,
-            columns,
-            thread::block_idx_x(),
-            thread::grid_dim_x(),
-            thread::thread_idx_x() == 0,
-            |values| sums.sum(values),
-        );
+        let fetch = prefetched::<VECTORS, RESIDUAL>(p, columns, turn);
+        rows::<W, VECTORS, RESIDUAL>(p, columns, turn, fetch, |values| sums.sum(values));
     }
+}
+
+/// As [`block`], with rows that travel through a [`Ring`] of `STAGES`: best for many rows a block.
+/// `TENSORS` is 1, or 2 in the residual form.
+///
+/// Contract: as [`block`], with shared memory as [`ring_shared_bytes`] says.
+///
+/// # Safety
+/// - As [`block`].
+#[inline(always)]
+pub unsafe fn ring<W: Weight, const VECTORS: usize, const STAGES: usize, const TENSORS: usize>(
+    p: &ForwardParams,
+) {
+    let columns = Columns::<VECTORS>::of_warp(thread::thread_idx_x() / 32, p.hidden);
+    let mut sums = BlockSum::new(shared::base(), Group::block());
+    let mut ring =
+        Ring::<VECTORS, 1, STAGES, TENSORS, false>::new(shared::base() + SCRATCH_BYTES);
+    let turn = Turn::of_block();
+    let sources = {
+        let all = [
+            Source { base: p.x, stride: p.x_stride },
+            Source { base: p.residual, stride: p.residual_stride },
+        ];
+        let mut sources = [all[0]; TENSORS];
+        unroll::<TENSORS>(|tensor| sources[tensor] = all[tensor]);
+        sources
+    };
+    let mut coming = u64::from(turn.first);
+    // SAFETY: rows below p.rows are inside the buffers; a stage is filled again only after it
+    // was read.
+    let mut fill = |ring: &mut Ring<VECTORS, 1, STAGES, TENSORS, false>| unsafe {
+        let count = u32::from(coming < u64::from(p.rows));
+        ring.fill(columns, sources, core::ptr::null(), coming as u32, count);
+        coming += u64::from(turn.step);
+    };
+    unroll::<STAGES>(|_| fill(&mut ring));
+    let fetch = |_row: u64| {
+        ring.wait();
+        let mut words = RowWords { x: [NO_WORDS; VECTORS], residual: [NO_WORDS; VECTORS] };
+        // SAFETY: the stage has the row.
+        unsafe {
+            words.x = ring.vectors(columns, 0, 0);
+            if TENSORS > 1 {
+                words.residual = ring.vectors(columns, 0, 1);
+            }
+        }
+        fill(&mut ring);
+        words
+    };
+    // SAFETY: every thread of the block makes the same number of sums: rows are the block's.
+    unsafe {
+        if TENSORS > 1 {
+            rows::<W, VECTORS, true>(p, columns, turn, fetch, |values| sums.sum(values));
+        } else {
+            rows::<W, VECTORS, false>(p, columns, turn, fetch, |values| sums.sum(values));
+        }
+    }
+}
+
+/// Bytes of shared memory that [`ring`] needs.
+#[must_use]
+pub const fn ring_shared_bytes(vectors: u32, stages: u32, residual: bool, threads: u32) -> u32 {
+    let tensors = if residual { 2 } else { 1 };
+    SCRATCH_BYTES + ring_bytes(vectors, 1, stages, tensors, false, threads)
 }
 
 /// One warp a row at a time, for at most `VECTORS` tiles (H ≤ 256 · `VECTORS` ≤ 1024).
@@ -53,16 +114,56 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &Fo
     let columns = Columns::<VECTORS>::of_warp(0, p.hidden);
     let warps = thread::block_dim_x() / 32;
     let (thread, block) = (thread::thread_idx_x(), thread::block_idx_x());
+    let turn = Turn {
+        first: block * warps + thread / 32,
+        step: thread::grid_dim_x() * warps,
+        leader: thread.is_multiple_of(32),
+    };
     // SAFETY: all lanes of a warp make the same number of sums: rows are the warp's.
     unsafe {
-        rows::<W, VECTORS, RESIDUAL>(
-            p,
-            columns,
-            block * warps + thread / 32,
-            thread::grid_dim_x() * warps,
-            thread % 32 == 0,
-            |values| warp_row_sum(values),
-        );
+        let fetch = prefetched::<VECTORS, RESIDUAL>(p, columns, turn);
+        rows::<W, VECTORS, RESIDUAL>(p, columns, turn, fetch, |values| warp_row_sum(values));
+    }
+}
+
+/// The rows that threads who share rows take: `first`, `first + step`, …
+#[derive(Clone, Copy)]
+struct Turn {
+    first: u32,
+    step: u32,
+    /// True in one of the threads that share a row.
+    leader: bool,
+}
+
+impl Turn {
+    /// Rows of the whole block.
+    #[inline(always)]
+    fn of_block() -> Self {
+        Self {
+            first: thread::block_idx_x(),
+            step: thread::grid_dim_x(),
+            leader: thread::thread_idx_x() == 0,
+        }
+    }
+}
+
+/// Gives out the thread's part of rows in turn; each was loaded a turn before.
+///
+/// # Safety
+/// - As [`block`].
+#[inline(always)]
+unsafe fn prefetched<const VECTORS: usize, const RESIDUAL: bool>(
+    p: &ForwardParams,
+    columns: Columns<VECTORS>,
+    turn: Turn,
+) -> impl FnMut(u64) -> RowWords<VECTORS> {
+    // SAFETY: rows below p.rows are inside the buffers, as the caller promises.
+    let load = move |row: u64| unsafe { load_row::<VECTORS, RESIDUAL>(p, columns, row) };
+    let mut next = load(u64::from(turn.first));
+    move |row| {
+        let current = next;
+        next = load(row + u64::from(turn.step));
+        current
     }
 }
 
@@ -148,8 +249,8 @@ fn scaled(words: Words4, scale: Option<RowScale>) -> Lane {
     }
 }
 
-/// Rows `first`, `first + step`, …: the body of both kernels. `sum` adds over the threads that
-/// share a row, `leader` is true in one of them.
+/// The rows of a turn: the body of all but [`wide`]. `fetch` gives out the thread's part of the
+/// rows in turn, `sum` adds over the threads that share a row.
 ///
 /// # Safety
 /// - As [`block`]; `sum` may be called by all threads that share the rows.
@@ -157,25 +258,19 @@ fn scaled(words: Words4, scale: Option<RowScale>) -> Lane {
 unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
     p: &ForwardParams,
     columns: Columns<VECTORS>,
-    first: u32,
-    step: u32,
-    leader: bool,
+    turn: Turn,
+    mut fetch: impl FnMut(u64) -> RowWords<VECTORS>,
     mut sum: impl FnMut([f32; VECTORS]) -> f32,
 ) {
     // Wide rows have no registers left for the weight.
     let keep_weight = VECTORS <= 2;
     let hidden = p.hidden as f32;
-
-    // SAFETY: rows below p.rows are inside the buffers, as the caller promises.
-    let load = |row: u64| unsafe { load_row::<VECTORS, RESIDUAL>(p, columns, row) };
-    let mut row = u64::from(first);
-    let mut next = load(row);
     // SAFETY: the weight has H elements.
     let kept = if keep_weight { unsafe { columns.load_weight::<W>(p.w) } } else { [[0.0; 8]; VECTORS] };
 
+    let mut row = u64::from(turn.first);
     while row < u64::from(p.rows) {
-        let current = next;
-        next = load(row + u64::from(step));
+        let current = fetch(row);
         let row_index = row as u32;
         let mut h = current.x;
         if RESIDUAL {
@@ -190,6 +285,7 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
         let mut squares = [0.0; VECTORS];
         unroll::<VECTORS>(|v| squares[v] = lane_dot(&widen(h[v]), &widen(h[v])));
         let (mean, rescue) = mean_square(sum(squares), hidden, p.eps);
+        let h = forget(h);
         let out = row_start_mut(p.y, row_index, p.y_stride);
         let weight = |v: usize| {
             // SAFETY: asked only for vectors inside the row, hence inside the weight.
@@ -209,11 +305,11 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
                 rstd * scale.scale
             }
         };
-        if leader {
+        if turn.leader {
             // SAFETY: rstd has an element a row, and the leader alone writes it.
             unsafe { global::store_f32(p.rstd.add(row_index as usize), canonical(rstd)) };
         }
-        row += u64::from(step);
+        row += u64::from(turn.step);
     }
 }
 

@@ -9,6 +9,8 @@
 pub const fn leaves_target(hidden: u32) -> u64 {
     if hidden <= 512 {
         4096
+    } else if hidden <= 1024 {
+        1024
     } else if hidden <= 8192 {
         512
     } else {

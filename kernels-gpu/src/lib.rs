@@ -15,6 +15,7 @@ pub mod entries;
 pub mod forward;
 pub mod leaf;
 pub mod params;
+pub mod ring;
 pub mod row_sum;
 pub mod rows;
 pub mod tree;

@@ -8,10 +8,10 @@
 use crate::arith::unroll;
 use crate::device::{shared, thread, warp};
 
-/// Bytes of shared memory that [`BlockSum`] needs.
-pub const SCRATCH_BYTES: u32 = 2 * SLOTS * 4;
-/// Tiles of the widest row.
-const SLOTS: u32 = 256;
+/// Bytes of shared memory that [`BlockSum`] and [`TileSums`] need.
+pub const SCRATCH_BYTES: u32 = 1024;
+/// Tile sums of one step: two rows of 64 tiles.
+const SLOTS: u32 = 128;
 
 /// One exchange step for two values: lanes without `distance` in their index go on with `a`,
 /// the others with `b`.
@@ -42,29 +42,31 @@ unsafe fn butterfly<const DISTANCE: u32>(mut value: f32) -> f32 {
     value
 }
 
-/// Sums of a warp's tiles. Lane l holds the sum of tile [`tile_of_lane`]\(l\).
+/// Values that a warp sums at once, at most.
+const VALUES: usize = 8;
+
+/// Sums over a warp's lanes of `count` values each (1, 2, 4 or 8, a constant): lane l gets the
+/// sum of value [`value_of_lane`]\(l\).
 ///
 /// # Safety
 /// - All 32 lanes of the warp reach this call together.
 #[inline(always)]
-unsafe fn tile_sums<const VECTORS: usize>(values: [f32; VECTORS], lane: u32) -> f32 {
-    const { assert!(VECTORS <= 8 && VECTORS.is_power_of_two()) };
-    let at = |v: usize| if v < VECTORS { values[v] } else { 0.0 };
+unsafe fn lane_sums(v: [f32; VALUES], count: usize, lane: u32) -> f32 {
     // SAFETY: the caller's obligation, for every step.
     unsafe {
-        match VECTORS {
-            1 => butterfly::<16>(at(0)),
-            2 => butterfly::<8>(exchange(at(0), at(1), 16, lane)),
+        match count {
+            1 => butterfly::<16>(v[0]),
+            2 => butterfly::<8>(exchange(v[0], v[1], 16, lane)),
             4 => {
-                let low = exchange(at(0), at(1), 16, lane);
-                let high = exchange(at(2), at(3), 16, lane);
+                let low = exchange(v[0], v[1], 16, lane);
+                let high = exchange(v[2], v[3], 16, lane);
                 butterfly::<4>(exchange(low, high, 8, lane))
             }
             _ => {
-                let a = exchange(at(0), at(1), 16, lane);
-                let b = exchange(at(2), at(3), 16, lane);
-                let c = exchange(at(4), at(5), 16, lane);
-                let d = exchange(at(6), at(7), 16, lane);
+                let a = exchange(v[0], v[1], 16, lane);
+                let b = exchange(v[2], v[3], 16, lane);
+                let c = exchange(v[4], v[5], 16, lane);
+                let d = exchange(v[6], v[7], 16, lane);
                 let low = exchange(a, b, 8, lane);
                 let high = exchange(c, d, 8, lane);
                 butterfly::<2>(exchange(low, high, 4, lane))
@@ -73,15 +75,24 @@ unsafe fn tile_sums<const VECTORS: usize>(values: [f32; VECTORS], lane: u32) -> 
     }
 }
 
-/// The tile whose sum lane `lane` holds after [`tile_sums`].
+/// The value whose sum lane `lane` holds after [`lane_sums`] of `count` values.
 #[inline(always)]
-fn tile_of_lane<const VECTORS: usize>(lane: u32) -> u32 {
-    match VECTORS {
+fn value_of_lane(count: usize, lane: u32) -> u32 {
+    match count {
         1 => 0,
         2 => lane >> 4,
         4 => (lane >> 4) | (lane >> 3 & 1) << 1,
         _ => (lane >> 4) | (lane >> 3 & 1) << 1 | (lane >> 2 & 1) << 2,
     }
+}
+
+/// `values` behind each other, then zeros.
+#[inline(always)]
+fn flatten<const ROWS: usize, const VECTORS: usize>(values: [[f32; VECTORS]; ROWS]) -> [f32; VALUES] {
+    const { assert!(ROWS * VECTORS <= VALUES && (ROWS * VECTORS).is_power_of_two()) };
+    let mut flat = [0.0; VALUES];
+    unroll::<ROWS>(|r| unroll::<VECTORS>(|v| flat[r * VECTORS + v] = values[r][v]));
+    flat
 }
 
 /// The row sum when one warp holds the whole row (at most 4 tiles).
@@ -96,7 +107,7 @@ pub unsafe fn warp_row_sum<const VECTORS: usize>(values: [f32; VECTORS]) -> f32 
     // absent tile's +0 change nothing after that.
     // SAFETY: the caller's obligation, for every step.
     unsafe {
-        let sum = 0.0 + tile_sums::<VECTORS>(values, lane);
+        let sum = 0.0 + lane_sums(flatten([values]), VECTORS, lane);
         match VECTORS {
             1 => sum,
             2 => sum + warp::shuffle_xor(sum, 16),
@@ -108,67 +119,128 @@ pub unsafe fn warp_row_sum<const VECTORS: usize>(values: [f32; VECTORS]) -> f32 
     }
 }
 
-/// Row sums by all threads of a block, one barrier each: consecutive sums use the two halves of
-/// the scratch in turn.
+/// Row sums by a group of whole warps of a block, one barrier each: consecutive sums use the two
+/// halves of the scratch in turn.
 #[derive(Debug)]
 pub struct BlockSum {
     scratch: u32,
     half: u32,
+    group: Group,
+}
+
+/// Whole, consecutive warps of a block that share a row.
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    /// Position in the block.
+    pub index: u32,
+    /// Threads, the same in every group.
+    pub threads: u32,
+    /// The calling thread's index in the group.
+    pub thread: u32,
+}
+
+impl Group {
+    /// The calling thread's group, when groups have `threads` threads; at most 15 fit a block.
+    #[inline(always)]
+    pub fn of_thread(threads: u32) -> Self {
+        let thread = thread::thread_idx_x();
+        let threads = threads.max(32); // tells the compiler that it is not zero
+        Self { index: thread / threads, threads, thread: thread % threads }
+    }
+
+    /// The whole block as one group.
+    #[inline(always)]
+    pub fn block() -> Self {
+        Self { index: 0, threads: thread::block_dim_x(), thread: thread::thread_idx_x() }
+    }
+
+    /// Groups of the block.
+    #[inline(always)]
+    pub fn count(self) -> u32 {
+        thread::block_dim_x() / self.threads.max(32)
+    }
+
+    /// Waits for the whole group.
+    ///
+    /// # Safety
+    /// - Every thread of the group reaches this call, the same number of times.
+    #[inline(always)]
+    unsafe fn sync(self) {
+        // SAFETY: a barrier for each group; barrier 0 is the block's.
+        unsafe { thread::sync_group(self.index + 1, self.threads) }
+    }
 }
 
 impl BlockSum {
-    /// Sums through `scratch`, [`SCRATCH_BYTES`] of shared memory.
+    /// Sums by `group` through its part of `scratch`, which has [`SCRATCH_BYTES`] of shared memory
+    /// for each group.
     #[inline(always)]
-    pub fn new(scratch: u32) -> Self {
-        Self { scratch, half: 0 }
+    pub fn new(scratch: u32, group: Group) -> Self {
+        Self { scratch: scratch + group.index * SCRATCH_BYTES, half: 0, group }
     }
 
-    /// First half of a sum: publishes the tile sums of the thread's warp, which holds tiles
-    /// `VECTORS · warp` and following.
+    /// First half of the sums of `ROWS` rows: publishes the tile sums of the thread's warp, which
+    /// holds tiles `VECTORS · warp` and following of each row.
     ///
     /// # Safety
-    /// - Every thread of the block reaches this call, then [`BlockSum::finish`].
+    /// - Every thread of the group reaches this call, then [`BlockSum::finish`].
     /// - The scratch belongs to this object alone.
     #[inline(always)]
-    pub unsafe fn publish<const VECTORS: usize>(&mut self, values: [f32; VECTORS]) {
-        let thread = thread::thread_idx_x();
-        let (lane, warp) = (thread % 32, thread / 32);
-        // SAFETY: all lanes are here; slots are below 32 warps · VECTORS ≤ 256.
+    pub unsafe fn publish<const ROWS: usize, const VECTORS: usize>(
+        &mut self,
+        values: [[f32; VECTORS]; ROWS],
+    ) {
+        let count = ROWS * VECTORS;
+        let (lane, warp) = (self.group.thread % 32, self.group.thread / 32);
+        // SAFETY: all lanes are here; slots of a row are below 32 warps · VECTORS, all of them
+        // below SLOTS.
         unsafe {
-            let sum = tile_sums::<VECTORS>(values, lane);
-            if lane.is_multiple_of(32 / VECTORS as u32) {
-                let slot = warp * VECTORS as u32 + tile_of_lane::<VECTORS>(lane);
+            let sum = lane_sums(flatten(values), count, lane);
+            if lane.is_multiple_of(32 / count as u32) {
+                let value = value_of_lane(count, lane);
+                let (row, v) = (value / VECTORS as u32, value % VECTORS as u32);
+                let slot = row * (SLOTS / ROWS as u32) + warp * VECTORS as u32 + v;
                 shared::store_f32(self.scratch + self.half + 4 * slot, sum);
             }
         }
     }
 
-    /// Second half: waits for all tile sums and adds them.
+    /// Second half: waits for all tile sums and adds them, row by row (one or two rows).
     ///
     /// # Safety
-    /// - Every thread of the block reaches this call, after [`BlockSum::publish`].
+    /// - Every thread of the group reaches this call, after [`BlockSum::publish`].
     #[inline(always)]
-    pub unsafe fn finish<const VECTORS: usize>(&mut self) -> f32 {
-        let lane = thread::thread_idx_x() % 32;
-        let slots = thread::block_dim_x() / 32 * VECTORS as u32;
-        let mut sum = 0.0;
-        // SAFETY: all threads are here; every slot below `slots` was written before the
+    pub unsafe fn finish<const ROWS: usize, const VECTORS: usize>(&mut self) -> [f32; ROWS] {
+        const { assert!(ROWS == 1 || ROWS == 2) };
+        let lane = self.group.thread % 32;
+        let slots = self.group.threads / 32 * VECTORS as u32;
+        let mut sums = [0.0; ROWS];
+        // SAFETY: all threads of the group are here; every slot below `slots` was written before the
         // barrier. Tiles outside the row hold +0, which changes nothing. The other half is
         // free: its readers came to this barrier.
         unsafe {
-            thread::sync_threads();
-            unroll::<VECTORS>(|i| {
-                let slot = lane + 32 * i as u32;
-                if slot < slots {
-                    sum += shared::load_f32(self.scratch + self.half + 4 * slot);
-                }
+            self.group.sync();
+            unroll::<ROWS>(|row| {
+                unroll::<VECTORS>(|i| {
+                    let slot = lane + 32 * i as u32;
+                    if slot < slots {
+                        let slot = row as u32 * (SLOTS / ROWS as u32) + slot;
+                        sums[row] += shared::load_f32(self.scratch + self.half + 4 * slot);
+                    }
+                });
             });
             self.half ^= SLOTS * 4;
-            butterfly::<16>(sum)
+            if ROWS == 1 {
+                sums[0] = butterfly::<16>(sums[0]);
+            } else {
+                let sum = butterfly::<8>(exchange(sums[0], sums[ROWS - 1], 16, lane));
+                unroll::<ROWS>(|row| sums[row] = warp::shuffle_idx(sum, 16 * row as u32));
+            }
         }
+        sums
     }
 
-    /// A whole sum.
+    /// The sum of one row.
     ///
     /// # Safety
     /// - As [`BlockSum::publish`] and [`BlockSum::finish`].
@@ -176,8 +248,8 @@ impl BlockSum {
     pub unsafe fn sum<const VECTORS: usize>(&mut self, values: [f32; VECTORS]) -> f32 {
         // SAFETY: the caller's obligations.
         unsafe {
-            self.publish(values);
-            self.finish::<VECTORS>()
+            self.publish([values]);
+            self.finish::<1, VECTORS>()[0]
         }
     }
 }

@@ -1,10 +1,20 @@
 //! How threads hold a row: weights, columns and 16-byte access.
 
 use crate::arith::{LANE_ELEMENTS, Lane, TILE, unroll, widen};
-use crate::device::{Words4, global, shared, thread};
+use crate::device::{Words4, global, hint, shared, thread};
 
 /// Eight values of a row, as they travel.
 pub const NO_WORDS: Words4 = Words4(0, 0, 0, 0);
+
+/// `words`, from which nothing that was worked out before stays in registers.
+#[inline(always)]
+pub fn forget<const VECTORS: usize>(mut words: [Words4; VECTORS]) -> [Words4; VECTORS] {
+    unroll::<VECTORS>(|v| {
+        let Words4(a, b, c, d) = words[v];
+        words[v] = Words4(hint::forget(a), hint::forget(b), hint::forget(c), hint::forget(d));
+    });
+    words
+}
 
 /// The stored type of a weight.
 pub trait Weight: Copy {
@@ -70,6 +80,12 @@ impl<const VECTORS: usize> Columns<VECTORS> {
         let lane = thread::thread_idx_x() % 32;
         let tile = warp * VECTORS as u32;
         Self { first: tile * TILE + lane * LANE_ELEMENTS as u32, hidden }
+    }
+
+    /// The same columns, from which nothing that was worked out before stays in registers.
+    #[inline(always)]
+    pub fn forget(self) -> Self {
+        Self { first: hint::forget(self.first), ..self }
     }
 
     /// First element of vector `v`.
@@ -149,7 +165,6 @@ pub fn row_start_mut(base: *mut u16, row: u32, stride: i64) -> *mut u16 {
 pub struct KeptWeight<const VECTORS: usize> {
     registers: [Lane; VECTORS],
     place: u32,
-    threads: u32,
 }
 
 /// Bytes of shared memory for a [`KeptWeight`] of `threads` threads.
@@ -169,8 +184,9 @@ impl<const VECTORS: usize> KeptWeight<VECTORS> {
     pub unsafe fn load<W: Weight>(columns: Columns<VECTORS>, w: *const u8, base: u32) -> Self {
         // SAFETY: the caller's obligations.
         let registers = unsafe { columns.load_weight::<W>(w) };
-        let place = base + 16 * thread::thread_idx_x();
-        let kept = Self { registers, place, threads: thread::block_dim_x() };
+        let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
+        let place = base + warp * kept_weight_bytes(VECTORS as u32, 32) + 16 * lane;
+        let kept = Self { registers, place };
         if VECTORS > 1 {
             unroll::<VECTORS>(|v| {
                 let w = |i: usize| registers[v][i].to_bits();
@@ -186,7 +202,7 @@ impl<const VECTORS: usize> KeptWeight<VECTORS> {
 
     #[inline(always)]
     fn place(self, v: usize, part: u32) -> u32 {
-        self.place + (2 * v as u32 + part) * self.threads * 16
+        self.place + 512 * (2 * v as u32 + part)
     }
 
     /// The weights of vector `v`.

@@ -53,24 +53,24 @@ pub const fn shelf_bytes(vectors: u32, threads: u32) -> u32 {
     vectors * PARTS * 16 * threads
 }
 
-/// Shared memory with a place for a node of every thread; neighbouring threads' words are
-/// neighbours, so 16-byte accesses meet no bank conflict.
+/// Shared memory with a place for a node of every thread. A warp's places lie together, a lane's
+/// 16 bytes beside its neighbour's: accesses meet no bank conflict.
 #[derive(Clone, Copy, Debug)]
 pub struct Shelf<const VECTORS: usize> {
     base: u32,
-    threads: u32,
 }
 
 impl<const VECTORS: usize> Shelf<VECTORS> {
     /// A shelf of [`shelf_bytes`] bytes at shared address `base`.
     #[inline(always)]
-    pub fn new(base: u32, threads: u32) -> Self {
-        Self { base, threads }
+    pub fn new(base: u32) -> Self {
+        Self { base }
     }
 
     #[inline(always)]
     fn address(self, owner: u32, v: usize, part: usize) -> u32 {
-        self.base + ((v as u32 * PARTS + part as u32) * self.threads + owner) * 16
+        let warp = self.base + owner / 32 * shelf_bytes(VECTORS as u32, 32);
+        warp + owner % 32 * 16 + 512 * (v as u32 * PARTS + part as u32)
     }
 
     /// Puts vector `v` of a node in place `owner`.
@@ -192,10 +192,10 @@ impl<const VECTORS: usize> Counter<VECTORS> {
     #[inline(always)]
     pub fn level(self, level: u32) -> Shelf<VECTORS> {
         let bytes = shelf_bytes(VECTORS as u32, self.threads);
-        Shelf::new(self.base + level * bytes, self.threads)
+        Shelf::new(self.base + level * bytes)
     }
 
-    /// Adds node number `index` of the run; true when `node` has become the run's node.
+    /// Adds node number `index` modulo 2^log2 of the run; true when `node` has become the run's node.
     ///
     /// # Safety
     /// - A run's nodes come in order from 0; shared memory holds the shelves, and no other thread
@@ -203,6 +203,7 @@ impl<const VECTORS: usize> Counter<VECTORS> {
     #[inline(always)]
     pub unsafe fn push(self, index: u32, node: &mut Node<VECTORS>) -> bool {
         let thread = thread::thread_idx_x();
+        let index = index & ((1 << self.log2) - 1);
         let mut level = 0;
         // SAFETY: the caller's obligations; a level is read only after it was written, since
         // its bit of `index` is set.
@@ -225,31 +226,30 @@ impl<const VECTORS: usize> Counter<VECTORS> {
 /// `complete` gives, both in their threads' `node` and on the shelf, which all may read.
 ///
 /// # Safety
-/// - Every thread of the block reaches this call, with the same `complete` and `levels`.
-/// - The shelf is free, and `complete ≤ 2^levels ≤` positions.
+/// - Every thread of the block reaches this call, with the same `complete`.
+/// - The shelf is free, and `complete` at most the number of positions.
 #[inline(always)]
 pub unsafe fn fold_positions<const VECTORS: usize>(
     shelf: Shelf<VECTORS>,
     node: &mut Node<VECTORS>,
     width: u32,
     complete: u32,
-    levels: u32,
 ) {
     let thread = thread::thread_idx_x();
     let position = thread / width;
     // SAFETY: a place is written by its owner alone, and only in steps in which nobody reads
-    // it: in step k positions that are multiples of 2^(k+1) read odd multiples of 2^k.
+    // it: positions that are multiples of 2·step read odd multiples of step.
     unsafe {
         shelf.put_node(thread, node);
-        let mut level = 0;
-        while level < levels {
+        let mut step = 1;
+        while 2 * step <= complete {
             thread::sync_threads();
-            let (step, pair) = (1 << level, 2 << level);
+            let pair = 2 * step;
             if position & (pair - 1) == 0 && position + pair <= complete {
                 shelf.add_right_of(thread + step * width, node);
                 shelf.put_node(thread, node);
             }
-            level += 1;
+            step = pair;
         }
         thread::sync_threads();
     }

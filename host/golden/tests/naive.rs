@@ -100,7 +100,7 @@ fn input_gradient(dy: &[f32], x: &[f32], dh: Option<&[f32]>, w: &[f32], rstd: f3
     let dx = match arith::backward_scale(rstd) {
         None => unscaled(x, rstd),
         Some(row) => {
-            let x: Vec<f32> = x.iter().map(|x| x * row.scale).collect();
+            let x: Vec<f32> = x.iter().map(|&x| scaled(x, row)).collect();
             let dx = unscaled(&x, rstd * row.inverse);
             dx.iter().map(|dx| dx * row.scale).collect()
         }
@@ -109,6 +109,11 @@ fn input_gradient(dy: &[f32], x: &[f32], dh: Option<&[f32]>, w: &[f32], rstd: f3
         .enumerate()
         .map(|(j, &dx)| finish(dx, j))
         .collect()
+}
+
+/// An element of an extreme row in the backward: a BF16 value again.
+fn scaled(x: f32, row: arith::RowScale) -> f32 {
+    widen(narrow(x * row.scale))
 }
 
 fn row_sum(a: &[f32], b: &[f32]) -> f32 {
@@ -180,7 +185,7 @@ fn weight_gradient(terms: &[(f32, f32, f32)], hidden: usize) -> f32 {
 fn add_term((sum, comp): (f32, f32), &(dy, x, rstd): &(f32, f32, f32)) -> (f32, f32) {
     let (x, rstd) = match arith::backward_scale(rstd) {
         None => (x, rstd),
-        Some(row) => (x * row.scale, rstd * row.inverse),
+        Some(row) => (scaled(x, row), rstd * row.inverse),
     };
     let g = dy * x;
     let next = g.mul_add(rstd, sum);

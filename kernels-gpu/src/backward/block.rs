@@ -1,154 +1,280 @@
-//! Backward, a block a row.
+//! Backward, a group of warps a row.
 
-use crate::backward::ring::{Ring, ring_bytes};
-use crate::backward::row::RowWords;
-use crate::device::{shared, thread};
+use crate::arith::{Lane, LanePairs, TILE, unroll};
+use crate::backward::row::{DH, RowWords, sources};
+use crate::device::{hint, shared, thread};
 use crate::params::BackwardParams;
-use crate::arith::{Lane, LanePairs, RowScale, unroll};
-use crate::row_sum::{BlockSum, SCRATCH_BYTES};
-use crate::rows::{Columns, KeptWeight, Weight, kept_weight_bytes};
-use crate::tree::{Counter, Node, empty, shelf_bytes, store_node};
+use crate::ring::{Ring, ring_bytes};
+use crate::row_sum::{BlockSum, Group, SCRATCH_BYTES};
+use crate::rows::{Columns, Weight};
+use crate::tree::{Counter, Node, empty, fold_positions, shelf_bytes, store_node};
 
 /// dx, and a node of dw for each run of 2^run_log2 leaves; block b takes runs b, b + grid, …
 ///
-/// Rows travel through a [`Ring`] of `STAGES`. Within a run, leaves fold in a [`Counter`]; each
-/// thread owns its columns in both, so the one barrier a row is that of the dot product.
+/// The block is cut into groups, each wide enough for a row, that work side by side so that one
+/// computes while another waits. A group's share of a run is an equal, aligned part of its leaves.
+/// A step of a group takes `ROWS` rows (one or two) and has one barrier, that of their dot products.
+/// Rows travel through a [`Ring`] of `STAGES` steps; a group's leaves fold in a [`Counter`]; each
+/// thread owns its columns in both. At the end of a run the block folds its groups. `TENSORS` is 2,
+/// or 3 in the residual form.
 ///
-/// Contract: at most as many blocks as runs, of a multiple of 32 threads with `VECTORS · 256` elements a warp covering H;
-/// shared memory as [`shared_bytes`] says; 16-byte aligned bases, row strides and H multiples of
-/// 8. Slots of the workspace: complete runs in order, then one for each node of the incomplete
-/// last run, the largest first.
+/// Contract: at most as many blocks as runs; blocks of 2^g groups of [`group_threads`], g ≤ run_log2
+/// and at most 8 groups; H ≤ 16,384; shared memory as [`shared_bytes`] says; 16-byte aligned bases,
+/// row strides and H multiples of 8. Slots of the workspace: complete runs in order, then one for
+/// each node of the incomplete last run, the largest first.
 ///
 /// # Safety
 /// - `p` describes live buffers as [`BackwardParams`] says, and outputs overlap nothing.
 /// - The launch keeps the contract.
 #[inline(always)]
-pub unsafe fn block<W: Weight, const VECTORS: usize, const STAGES: usize, const RESIDUAL: bool>(
+pub unsafe fn block<
+    W: Weight,
+    const VECTORS: usize,
+    const ROWS: usize,
+    const STAGES: usize,
+    const TENSORS: usize,
+>(
     p: &BackwardParams,
 ) {
     let threads = thread::block_dim_x();
-    let columns = Columns::<VECTORS>::of_warp(thread::thread_idx_x() / 32, p.hidden);
-    let mut sums = BlockSum::new(shared::base());
-    let ring_base = shared::base() + SCRATCH_BYTES;
-    let mut ring = Ring::<VECTORS, STAGES, RESIDUAL>::new(ring_base);
-    let weight_base = ring_base + ring_bytes(VECTORS as u32, STAGES as u32, RESIDUAL, threads);
-    let counter_base = weight_base + kept_weight_bytes(VECTORS as u32, threads);
-    let counter = Counter::<VECTORS>::new(counter_base, threads, p.run_log2);
-    let run_mask = (1u32 << (p.leaf_log2 + p.run_log2)) - 1;
-    let skip = (thread::grid_dim_x() - 1) << (p.leaf_log2 + p.run_log2);
-    // Rows stay below 2³¹, runs of a grid within twice that; past the end nothing moves.
-    let after = |row: u32| {
-        let jump = if (row + 1) & run_mask == 0 { skip } else { 0 };
-        if row < p.rows { row + 1 + jump } else { row }
-    };
+    let group = Group::of_thread(group_threads(VECTORS as u32, p.hidden));
+    let groups = group.count();
+    let share_log2 = p.run_log2 - log2(groups);
+    let columns = Columns::<VECTORS>::of_warp(group.thread / 32, p.hidden);
+    let mut sums = BlockSum::new(shared::base(), group);
+    let ring_base = shared::base() + groups * SCRATCH_BYTES;
+    let mut ring = Ring::<VECTORS, ROWS, STAGES, TENSORS, true>::new(ring_base);
+    let ring_bytes =
+        ring_bytes(VECTORS as u32, ROWS as u32, STAGES as u32, TENSORS as u32, true, threads);
+    let counter = Counter::<VECTORS>::new(ring_base + ring_bytes, threads, share_log2);
+    let sources = sources::<TENSORS>(p);
 
-    let mut row = thread::block_idx_x() << (p.leaf_log2 + p.run_log2);
-    let mut coming = row;
+    // A share has an aligned power of two of rows: all its steps have ROWS rows, or it has one
+    // row. Rows stay below 2³¹, runs of a grid within twice that; past the end nothing moves.
+    let share_rows_log2 = p.leaf_log2 + share_log2;
+    let skip = || (thread::grid_dim_x() * groups - 1) << share_rows_log2;
+    let full = if ROWS == 1 { 1 } else { (ROWS as u32).min(1 << share_rows_log2) };
+    let count = |row: u32| match ROWS {
+        1 => u32::from(row < p.rows),
+        _ => full.min(p.rows.saturating_sub(row)),
+    };
+    let after = |row: u32| {
+        let ends = (row + full) & ((1 << share_rows_log2) - 1) == 0;
+        if row < p.rows { row + full + if ends { skip() } else { 0 } } else { row }
+    };
+    let mut coming = (thread::block_idx_x() * groups + group.index) << share_rows_log2;
     // SAFETY: rows below p.rows are inside the buffers; a stage is filled again only after its
-    // row is done.
+    // rows are done.
     unsafe {
         unroll::<STAGES>(|_| {
-            ring.fill(p, columns, coming);
+            ring.fill(columns, sources, p.rstd, coming, count(coming));
             coming = after(coming);
         });
     }
-    // SAFETY: the weight has H elements, and the launch has the shared memory.
-    let kept = unsafe { KeptWeight::load::<W>(columns, p.w, weight_base) };
-    let w = |v: usize| kept.lane(v);
+    // SAFETY: the weight has H elements.
+    let w = unsafe { columns.load_weight::<W>(p.w) };
 
-    let mut node = empty::<VECTORS>();
-    while row < p.rows {
-        // SAFETY: rows are the block's, so all its threads make the same sums; the row is
-        // inside dx, and this thread alone writes its columns.
-        unsafe {
+    let leaves = (p.rows + ((1 << p.leaf_log2) - 1)) >> p.leaf_log2;
+    let mut run = thread::block_idx_x();
+    while run << p.run_log2 < leaves {
+        let mut row = (run * groups + group.index) << share_rows_log2;
+        let end = p.rows.min(row + (1 << share_rows_log2));
+        let mut node = empty::<VECTORS>();
+        while row < end {
             ring.wait();
-            let current = ring.read(columns);
-            match current.scale() {
-                None => {
-                    let dot = dot(&current, w, &mut sums, &mut node, None);
-                    ring.read_all(columns).store_dx::<RESIDUAL>(p, columns, row, w, dot, None);
-                }
-                scale => {
-                    let dot = dot(&current, w, &mut sums, &mut node, scale);
-                    ring.read_all(columns).store_dx::<RESIDUAL>(p, columns, row, w, dot, scale);
-                }
+            // SAFETY: rows are the group's, so all its threads make the same sums; rows are
+            // inside dx, and this thread alone writes its columns.
+            unsafe {
+                let step = Step { p, columns, w: &w, counter, row, count: if ROWS == 1 { 1 } else { count(row) } };
+                let words = step.words(&ring);
+                step.run(&words, &ring, &mut sums, &mut node);
+                ring.fill(columns, sources, p.rstd, coming, count(coming));
             }
-            ring.fill(p, columns, coming);
             coming = after(coming);
-            let leaf_mask = (1u32 << p.leaf_log2) - 1;
-            if (row + 1) & leaf_mask == 0 || row + 1 == p.rows {
-                close_leaf(p, columns, counter, row, node);
-                node = empty();
-            }
+            row += full;
         }
-        row = after(row);
+        let taken = (leaves - (run << p.run_log2)).min(1 << p.run_log2);
+        // SAFETY: every thread of the block is here.
+        unsafe { close_run(p, columns, counter, run, taken, node) };
+        run += thread::grid_dim_x();
     }
+}
+
+/// Threads of a group: enough warps of `vectors` tiles for a row.
+#[must_use]
+#[inline(always)]
+pub const fn group_threads(vectors: u32, hidden: u32) -> u32 {
+    32 * hidden.div_ceil(TILE * vectors)
 }
 
 /// Bytes of shared memory that [`block`] needs.
 #[must_use]
-pub const fn shared_bytes(vectors: u32, stages: u32, residual: bool, threads: u32, run_log2: u32) -> u32 {
-    SCRATCH_BYTES
-        + ring_bytes(vectors, stages, residual, threads)
-        + kept_weight_bytes(vectors, threads)
-        + run_log2 * shelf_bytes(vectors, threads)
+pub const fn shared_bytes(
+    vectors: u32,
+    rows: u32,
+    stages: u32,
+    residual: bool,
+    group_threads: u32,
+    groups: u32,
+    run_log2: u32,
+) -> u32 {
+    let tensors = if residual { 3 } else { 2 };
+    let threads = group_threads * groups;
+    let share_log2 = run_log2 - log2(groups);
+    let shelves = if groups > 1 && share_log2 == 0 { 1 } else { share_log2 };
+    groups * SCRATCH_BYTES
+        + ring_bytes(vectors, rows, stages, tensors, true, threads)
+        + shelves * shelf_bytes(vectors, threads)
 }
 
-/// The row's dot product; its terms join the weight gradient while the tile sums travel.
-///
-/// # Safety
-/// - Every thread of the block is here, with the same row.
 #[inline(always)]
-unsafe fn dot<const VECTORS: usize>(
-    words: &RowWords<VECTORS>,
-    w: impl Fn(usize) -> Lane,
-    sums: &mut BlockSum,
-    node: &mut Node<VECTORS>,
-    scale: Option<RowScale>,
-) -> f32 {
-    // SAFETY: the caller's obligation.
-    unsafe {
-        sums.publish(words.dots(w, scale));
-        words.forget().accumulate(node, scale);
-        sums.finish::<VECTORS>()
+const fn log2(n: u32) -> u32 {
+    31 - n.leading_zeros()
+}
+
+/// One step of a group.
+struct Step<'a, const VECTORS: usize> {
+    p: &'a BackwardParams,
+    columns: Columns<VECTORS>,
+    w: &'a [Lane; VECTORS],
+    counter: Counter<VECTORS>,
+    /// First row.
+    row: u32,
+    /// Rows.
+    count: u32,
+}
+
+impl<const VECTORS: usize> Step<'_, VECTORS> {
+    /// The step's rows; where there is none, zeros.
+    ///
+    /// # Safety
+    /// - The current stage has arrived, with the step's rows.
+    #[inline(always)]
+    unsafe fn words<const ROWS: usize, const STAGES: usize, const TENSORS: usize>(
+        &self,
+        ring: &Ring<VECTORS, ROWS, STAGES, TENSORS, true>,
+    ) -> [RowWords<VECTORS>; ROWS] {
+        let mut words = [RowWords::default(); ROWS];
+        unroll::<ROWS>(|r| {
+            if (r as u32) < self.count {
+                // SAFETY: the stage has the row.
+                words[r] = unsafe { RowWords::take(ring, self.columns, r) };
+            }
+        });
+        words
+    }
+
+    /// Dot products; their rows' terms join the weight gradient while the tile sums travel; dx.
+    ///
+    /// # Safety
+    /// - As [`block`]; every thread of the group is here, with the same rows.
+    #[inline(always)]
+    unsafe fn run<const ROWS: usize, const STAGES: usize, const TENSORS: usize>(
+        &self,
+        words: &[RowWords<VECTORS>; ROWS],
+        ring: &Ring<VECTORS, ROWS, STAGES, TENSORS, true>,
+        sums: &mut BlockSum,
+        node: &mut Node<VECTORS>,
+    ) {
+        let w = |v: usize| self.w[v];
+        // SAFETY: the caller's obligations.
+        unsafe {
+            let mut dots = [[0.0; VECTORS]; ROWS];
+            unroll::<ROWS>(|r| dots[r] = words[r].dots(w));
+            sums.publish(dots);
+            unroll::<ROWS>(|r| {
+                if (r as u32) < self.count {
+                    words[r].accumulate(node);
+                    self.close_leaf(self.row + r as u32, node);
+                }
+            });
+            let dots = sums.finish::<ROWS, VECTORS>();
+            unroll::<ROWS>(|r| {
+                if (r as u32) < self.count {
+                    let (mut words, row) = (words[r].forget(), self.row + r as u32);
+                    if TENSORS > DH {
+                        words.dh = ring.vectors(self.columns, r, DH);
+                        words.store_dx::<true>(self.p, self.columns, row, w, dots[r]);
+                    } else {
+                        words.store_dx::<false>(self.p, self.columns, row, w, dots[r]);
+                    }
+                }
+            });
+        }
+    }
+
+    /// After a leaf's last row, adds the leaf to its share; `node` starts the next leaf, or is the
+    /// share's node when that is complete.
+    ///
+    /// # Safety
+    /// - As [`block`]; rows of a share come in order.
+    #[inline(always)]
+    unsafe fn close_leaf(&self, row: u32, node: &mut Node<VECTORS>) {
+        let leaf_mask = (1u32 << self.p.leaf_log2) - 1;
+        if (row + 1) & leaf_mask == 0 || row + 1 == self.p.rows {
+            // SAFETY: the caller's obligations; shared memory has the counter's shelves.
+            let complete = unsafe { self.counter.push(row >> self.p.leaf_log2, node) };
+            if !complete {
+                *node = empty();
+            }
+        }
     }
 }
 
-/// Adds the leaf that ends with row `row` to its run; stores the run's node after its last leaf,
-/// and the nodes of an incomplete run after the last leaf of all.
+/// Folds the groups' shares of run `run`, of which `taken` leaves exist, and stores the run's
+/// nodes.
 ///
 /// # Safety
-/// - As [`block`]; leaves of a run come in order.
+/// - As [`block`]; every thread of the block is here; `node` is the group's share, if complete.
 #[inline(always)]
-unsafe fn close_leaf<const VECTORS: usize>(
+unsafe fn close_run<const VECTORS: usize>(
     p: &BackwardParams,
     columns: Columns<VECTORS>,
     counter: Counter<VECTORS>,
-    row: u32,
+    run: u32,
+    taken: u32,
     mut node: Node<VECTORS>,
 ) {
-    let leaf = row >> p.leaf_log2;
-    let index = leaf & ((1 << p.run_log2) - 1);
-    let run = leaf >> p.run_log2;
-    // SAFETY: the workspace has a slot for every node, and each thread writes its own columns.
+    // Worked out again: the hot loop has no registers to carry it.
+    let group = Group::of_thread(group_threads(VECTORS as u32, hint::forget(p.hidden)));
+    let groups = group.count();
+    let share_log2 = p.run_log2 - log2(groups);
+    let (complete, rest) = (taken >> share_log2, taken & ((1 << share_log2) - 1));
+    let store = |slot: u32, v: usize, pairs: &LanePairs| {
+        if columns.holds(v) {
+            // SAFETY: the workspace has a slot for every node, and this thread alone writes its
+            // columns of it.
+            unsafe { store_node(p.nodes, slot, p.hidden, columns.column(v), pairs) };
+        }
+    };
+    // SAFETY: every thread is here. The shelf for the fold may be the counter's: a thread's
+    // places there are its own, and it has stored what they hold.
     unsafe {
-        let store = |slot: u32, v: usize, pairs: &LanePairs| {
-            if columns.holds(v) {
-                store_node(p.nodes, slot, p.hidden, columns.column(v), pairs);
-            }
-        };
-        if counter.push(index, &mut node) {
-            unroll::<VECTORS>(|v| store(run, v, &node[v]));
-        } else if row + 1 == p.rows {
-            let mut slot = run;
-            let mut level = p.run_log2;
+        if rest != 0 && group.index == complete {
+            let mut slot = run + complete.count_ones();
+            let mut level = share_log2;
             while level > 0 {
                 level -= 1;
-                if (index + 1) >> level & 1 == 1 {
+                if rest >> level & 1 == 1 {
                     let shelf = counter.level(level);
                     unroll::<VECTORS>(|v| store(slot, v, &shelf.get(thread::thread_idx_x(), v)));
                     slot += 1;
                 }
+            }
+        }
+        if groups > 1 {
+            fold_positions(counter.level(0), &mut node, group.threads, complete);
+        }
+        // Roots stand where the binary expansion of `complete` puts them, the largest first.
+        let (mut position, mut slot, mut level) = (0, run, log2(groups) + 1);
+        while level > 0 {
+            level -= 1;
+            if complete >> level & 1 == 1 {
+                if group.index == position {
+                    unroll::<VECTORS>(|v| store(slot, v, &node[v]));
+                }
+                position += 1 << level;
+                slot += 1;
             }
         }
     }

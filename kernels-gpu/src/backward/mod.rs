@@ -16,7 +16,6 @@
 
 pub mod block;
 pub mod reduce;
-pub mod ring;
 pub mod row;
 pub mod split;
 pub mod warp;

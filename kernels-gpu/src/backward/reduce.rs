@@ -116,7 +116,7 @@ impl Roots {
         Self {
             nodes,
             chunk_log2,
-            shelf: Shelf::new(base, threads),
+            shelf: Shelf::new(base),
             counter: Counter::new(base + shelf_bytes(1, threads), threads, chunk_log2),
         }
     }
@@ -133,7 +133,7 @@ impl Roots {
         let levels = 31 - (thread::block_dim_x() / WIDTH).leading_zeros();
         // SAFETY: the barriers of fold_positions stand between the writes and these reads.
         unsafe {
-            fold_positions(self.shelf, &mut node, WIDTH, complete, levels);
+            fold_positions(self.shelf, &mut node, WIDTH, complete);
             let mut root = node[0];
             if position == 0 {
                 let mut start = 0;

@@ -1,13 +1,35 @@
 //! One row of the backward, for the threads that share it.
 
 use crate::arith::{
-    Lane, RowScale, accumulate, backward_scale, input_gradient, lane_dot, narrow, projection,
+    Lane, accumulate, backward_scale, input_gradient, lane_dot, narrow, projection,
     unroll, weighted, widen,
 };
-use crate::device::{Words4, global, hint};
+use crate::device::{Words4, global};
 use crate::params::BackwardParams;
-use crate::rows::{Columns, NO_WORDS, row_start, row_start_mut};
+use crate::ring::{Ring, Source};
+use crate::rows::{Columns, NO_WORDS, forget, row_start, row_start_mut};
 use crate::tree::Node;
+
+/// Matrices that a backward reads: dy, x, and dh in the residual form. The ring has places for
+/// as many as its form needs.
+pub const DY: usize = 0;
+/// x in a ring.
+pub const X: usize = 1;
+/// dh in a ring.
+pub const DH: usize = 2;
+
+/// The matrices of a ring of `TENSORS` (2, or 3 in the residual form).
+#[inline(always)]
+pub fn sources<const TENSORS: usize>(p: &BackwardParams) -> [Source; TENSORS] {
+    let all = [
+        Source { base: p.dy, stride: p.dy_stride },
+        Source { base: p.x, stride: p.x_stride },
+        Source { base: p.dh, stride: p.dh_stride },
+    ];
+    let mut sources = [all[0]; TENSORS];
+    unroll::<TENSORS>(|tensor| sources[tensor] = all[tensor]);
+    sources
+}
 
 /// A thread's part of a row, and the row's rstd.
 #[derive(Clone, Copy, Debug)]
@@ -20,18 +42,21 @@ pub struct RowWords<const VECTORS: usize> {
     pub dh: [Words4; VECTORS],
     /// The row's rstd.
     pub rstd: f32,
+    /// Multiplies dx, where the row was scaled.
+    scale: Option<f32>,
 }
 
 impl<const VECTORS: usize> Default for RowWords<VECTORS> {
+    /// A row of zeros with an ordinary rstd.
     #[inline(always)]
     fn default() -> Self {
         let none = [NO_WORDS; VECTORS];
-        Self { dy: none, x: none, dh: none, rstd: 0.0 }
+        Self { dy: none, x: none, dh: none, rstd: 1.0, scale: None }
     }
 }
 
 impl<const VECTORS: usize> RowWords<VECTORS> {
-    /// Loads row `row`; zeros past the last row.
+    /// Loads row `row`; the default past the last row.
     ///
     /// # Safety
     /// - `p` describes live buffers of p.rows rows, as [`Columns::load`] wants them.
@@ -54,70 +79,73 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
                 words.rstd = global::load_f32(p.rstd.add(row as usize));
             }
         }
-        words
+        words.scaled()
     }
 
-    /// The scale of an extreme row.
+    /// Row `row` of a ring's current stage, without the residual gradient.
+    ///
+    /// # Safety
+    /// - As [`Ring::vectors`].
     #[inline(always)]
-    pub fn scale(&self) -> Option<RowScale> {
-        backward_scale(self.rstd)
-    }
-
-    /// rstd of the scaled row.
-    #[inline(always)]
-    pub fn scaled_rstd(&self, scale: Option<RowScale>) -> f32 {
-        match scale {
-            None => self.rstd,
-            Some(scale) => self.rstd * scale.inverse,
+    pub unsafe fn take<const ROWS: usize, const STAGES: usize, const TENSORS: usize>(
+        ring: &Ring<VECTORS, ROWS, STAGES, TENSORS, true>,
+        columns: Columns<VECTORS>,
+        row: usize,
+    ) -> Self {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            Self {
+                dy: ring.vectors(columns, row, DY),
+                x: ring.vectors(columns, row, X),
+                rstd: ring.scalar(row),
+                ..Self::default()
+            }
+            .scaled()
         }
     }
 
+    /// Scales the row if it is an extreme one: dx = scale · (the same formula of the scaled x and
+    /// rstd), and the terms of dw do not change.
     #[inline(always)]
-    fn x(&self, v: usize, scale: Option<RowScale>) -> Lane {
-        let x = widen(self.x[v]);
-        match scale {
-            None => x,
-            Some(scale) => scale.apply(&x),
+    fn scaled(mut self) -> Self {
+        if let Some(scale) = backward_scale(self.rstd) {
+            unroll::<VECTORS>(|v| self.x[v] = scale.apply_words(self.x[v]));
+            self.rstd *= scale.inverse;
+            self.scale = Some(scale.scale);
         }
+        self
     }
 
-    /// Vector `v` of dy, and of the scaled x.
+    /// Vector `v` of dy and of x.
     #[inline(always)]
-    pub fn vector(&self, v: usize, scale: Option<RowScale>) -> (Lane, Lane) {
-        (widen(self.dy[v]), self.x(v, scale))
+    pub fn vector(&self, v: usize) -> (Lane, Lane) {
+        (widen(self.dy[v]), widen(self.x[v]))
     }
 
     /// The thread's lane values of the dot product.
     #[inline(always)]
-    pub fn dots(&self, w: impl Fn(usize) -> Lane, scale: Option<RowScale>) -> [f32; VECTORS] {
+    pub fn dots(&self, w: impl Fn(usize) -> Lane) -> [f32; VECTORS] {
         let mut dots = [0.0; VECTORS];
         unroll::<VECTORS>(|v| {
-            dots[v] = lane_dot(&weighted(&widen(self.dy[v]), &w(v)), &self.x(v, scale));
+            let (dy, x) = self.vector(v);
+            dots[v] = lane_dot(&weighted(&dy, &w(v)), &x);
         });
         dots
     }
 
     /// Adds the row's terms to the weight gradient of the thread's columns.
     #[inline(always)]
-    pub fn accumulate(&self, node: &mut Node<VECTORS>, scale: Option<RowScale>) {
-        let rstd = self.scaled_rstd(scale);
+    pub fn accumulate(&self, node: &mut Node<VECTORS>) {
         unroll::<VECTORS>(|v| {
-            accumulate(&mut node[v], &widen(self.dy[v]), &self.x(v, scale), rstd);
+            let (dy, x) = self.vector(v);
+            accumulate(&mut node[v], &dy, &x, self.rstd);
         });
     }
 
-    /// The same row, whose widened values need not stay in registers across the barrier.
+    /// The same row, whose widened values need not stay in registers from here on.
     #[inline(always)]
     pub fn forget(&self) -> Self {
-        let forget = |w: Words4| {
-            Words4(hint::forget(w.0), hint::forget(w.1), hint::forget(w.2), hint::forget(w.3))
-        };
-        let mut words = *self;
-        unroll::<VECTORS>(|v| {
-            words.dy[v] = forget(words.dy[v]);
-            words.x[v] = forget(words.x[v]);
-        });
-        words
+        Self { dy: forget(self.dy), x: forget(self.x), ..*self }
     }
 
     /// Stores dx, from the finished dot product.
@@ -132,16 +160,15 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         row: u32,
         w: impl Fn(usize) -> Lane,
         dot: f32,
-        scale: Option<RowScale>,
     ) {
-        let rstd = self.scaled_rstd(scale);
-        let k = projection(dot, p.hidden as f32, rstd);
+        let k = projection(dot, p.hidden as f32, self.rstd);
+        let columns = columns.forget();
         let out = row_start_mut(p.dx, row, p.dx_stride);
         unroll::<VECTORS>(|v| {
-            let a = weighted(&widen(self.dy[v]), &w(v));
-            let mut dx = input_gradient(&a, &self.x(v, scale), rstd, k);
-            if let Some(scale) = scale {
-                dx = scale.apply(&dx);
+            let (dy, x) = self.vector(v);
+            let mut dx = input_gradient(&weighted(&dy, &w(v)), &x, self.rstd, k);
+            if let Some(scale) = self.scale {
+                unroll::<8>(|i| dx[i] *= scale);
             }
             if RESIDUAL {
                 let dh = widen(self.dh[v]);

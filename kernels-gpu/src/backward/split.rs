@@ -11,12 +11,12 @@ use crate::backward::reduce::{Roots, WIDTH, store_dw};
 use crate::backward::row::RowWords;
 use crate::device::{global, shared, thread};
 use crate::params::BackwardParams;
-use crate::row_sum::{BlockSum, TileSums};
+use crate::row_sum::{BlockSum, Group, TileSums};
 use crate::rows::{Columns, NO_WORDS, Weight, row_start};
 use crate::tree::empty;
 
 /// Rows that a column task loads at once.
-const BATCH: usize = 4;
+const BATCH: usize = 2;
 
 /// Column tasks of a row of `hidden` elements: 32 columns each.
 #[must_use]
@@ -45,18 +45,15 @@ pub unsafe fn split<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &B
             return;
         }
         let columns = Columns::<VECTORS>::of_warp(thread::thread_idx_x() / 32, p.hidden);
-        let mut sums = BlockSum::new(shared::base());
+        let mut sums = BlockSum::new(shared::base(), Group::block());
         let step = thread::grid_dim_x() - tasks;
         let mut row = u64::from(thread::block_idx_x() - tasks);
-        let mut next = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row);
         let kept = columns.load_weight::<W>(p.w);
         let w = |v: usize| kept[v];
         while row < u64::from(p.rows) {
-            let current = next;
-            next = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row + u64::from(step));
-            let scale = current.scale();
-            let dot = sums.sum(current.dots(w, scale));
-            current.store_dx::<RESIDUAL>(p, columns, row as u32, w, dot, scale);
+            let current = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row);
+            let dot = sums.sum(current.dots(w));
+            current.forget().store_dx::<RESIDUAL>(p, columns, row as u32, w, dot);
             row += u64::from(step);
         }
     }
@@ -107,14 +104,14 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &BackwardParams, row: u32
         let mut tile = warp;
         while tile < tiles {
             let (_, words, w) = load(tile);
-            sums.publish(tile, words.dots(|_| w, words.scale())[0]);
+            sums.publish(tile, words.dots(|_| w)[0]);
             tile += warps;
         }
         let dot = sums.finish(tiles);
         let mut tile = warp;
         while tile < tiles {
             let (columns, words, w) = load(tile);
-            words.store_dx::<RESIDUAL>(p, columns, row, |_| w, dot, words.scale());
+            words.store_dx::<RESIDUAL>(p, columns, row, |_| w, dot);
             tile += warps;
         }
         // The tile sums are read until here; the next row writes them.
@@ -163,12 +160,12 @@ unsafe fn columns_of_dw(p: &BackwardParams) {
         unroll::<BATCH>(|i| {
             let row = row + i as u64;
             if row < end {
-                let (dy, x, rstd) = words[i];
-                let (dy, x) = (widen(dy), widen(x));
-                match backward_scale(rstd) {
-                    None => accumulate(&mut node[0], &dy, &x, rstd),
-                    Some(s) => accumulate(&mut node[0], &dy, &s.apply(&x), rstd * s.inverse),
+                let (dy, mut x, mut rstd) = words[i];
+                if let Some(scale) = backward_scale(rstd) {
+                    x = scale.apply_words(x);
+                    rstd *= scale.inverse;
                 }
+                accumulate(&mut node[0], &widen(dy), &widen(x), rstd);
                 if (row + 1) & leaf_mask == 0 || row + 1 == rows {
                     // SAFETY: this position's leaves come in order.
                     let complete = unsafe { roots.counter.push(taken, &mut node) };

@@ -1,16 +1,18 @@
 //! Backward for narrow rows, a warp a row.
 
 use crate::arith::unroll;
-use crate::backward::ring::{Ring, ring_bytes};
+use crate::backward::row::{DH, RowWords, sources};
 use crate::device::{shared, thread};
 use crate::params::BackwardParams;
+use crate::ring::{Ring, ring_bytes};
 use crate::row_sum::warp_row_sum;
 use crate::rows::{Columns, Weight};
 use crate::tree::{Shelf, empty, fold_positions, shelf_bytes, store_node};
 
 /// dx, and a node of dw for each run of 2^run_log2 leaves; block b takes runs b, b + grid, …
 ///
-/// Warp i of the block takes leaf i of the run, its rows through a [`Ring`] of `STAGES`; then the block folds its warps' leaves.
+/// Warp i of the block takes leaf i of the run, its rows through a [`Ring`] of `STAGES` (`TENSORS`
+/// is 2, or 3 in the residual form); then the block folds its warps' leaves.
 ///
 /// Contract: blocks of 2^run_log2 warps; H ≤ 256 · `VECTORS`; shared memory as
 /// [`shared_bytes`] says; 16-byte aligned bases, row strides and H multiples of 8. Slots of
@@ -21,15 +23,16 @@ use crate::tree::{Shelf, empty, fold_positions, shelf_bytes, store_node};
 /// - `p` describes live buffers as [`BackwardParams`] says, and outputs overlap nothing.
 /// - The launch keeps the contract.
 #[inline(always)]
-pub unsafe fn warp<W: Weight, const VECTORS: usize, const STAGES: usize, const RESIDUAL: bool>(
+pub unsafe fn warp<W: Weight, const VECTORS: usize, const STAGES: usize, const TENSORS: usize>(
     p: &BackwardParams,
 ) {
     let warp = thread::thread_idx_x() / 32;
     let columns = Columns::<VECTORS>::of_warp(0, p.hidden);
     let threads = thread::block_dim_x();
-    let shelf = Shelf::<VECTORS>::new(shared::base(), threads);
+    let shelf = Shelf::<VECTORS>::new(shared::base());
     let ring_base = shared::base() + shelf_bytes(VECTORS as u32, threads);
-    let mut ring = Ring::<VECTORS, STAGES, RESIDUAL>::new(ring_base);
+    let mut ring = Ring::<VECTORS, 1, STAGES, TENSORS, true>::new(ring_base);
+    let sources = sources::<TENSORS>(p);
     let leaf_rows = 1u64 << p.leaf_log2;
     let leaves = (u64::from(p.rows) + leaf_rows - 1) >> p.leaf_log2;
     let run_leaves = 1u64 << p.run_log2;
@@ -46,30 +49,29 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const STAGES: usize, const R
         // SAFETY: rows below `end` are inside the buffers; all lanes of the warp share them, and
         // each thread alone writes its columns of dx.
         unsafe {
-            let coming = |row: u64| if row < end { row as u32 } else { u32::MAX };
-            unroll::<STAGES>(|i| ring.fill(p, columns, coming(first + i as u64)));
+            let fill = |ring: &mut Ring<_, 1, STAGES, TENSORS, true>, row: u64| {
+                ring.fill(columns, sources, p.rstd, row as u32, u32::from(row < end));
+            };
+            unroll::<STAGES>(|i| fill(&mut ring, first + i as u64));
             let mut row = first;
             while row < end {
                 ring.wait();
-                let current = ring.read(columns);
-                match current.scale() {
-                    None => {
-                        current.accumulate(&mut node, None);
-                        let dot = warp_row_sum(current.forget().dots(w, None));
-                        ring.read_all(columns).store_dx::<RESIDUAL>(p, columns, row as u32, w, dot, None);
-                    }
-                    scale => {
-                        current.accumulate(&mut node, scale);
-                        let dot = warp_row_sum(current.forget().dots(w, scale));
-                        ring.read_all(columns).store_dx::<RESIDUAL>(p, columns, row as u32, w, dot, scale);
-                    }
+                let words = RowWords::take(&ring, columns, 0);
+                words.accumulate(&mut node);
+                let dot = warp_row_sum(words.forget().dots(w));
+                let mut words = words.forget();
+                if TENSORS > DH {
+                    words.dh = ring.vectors(columns, 0, DH);
+                    words.store_dx::<true>(p, columns, row as u32, w, dot);
+                } else {
+                    words.store_dx::<false>(p, columns, row as u32, w, dot);
                 }
-                ring.fill(p, columns, coming(row + STAGES as u64));
+                fill(&mut ring, row + STAGES as u64);
                 row += 1;
             }
 
             let count = (leaves - (run << p.run_log2)).min(run_leaves) as u32;
-            fold_positions(shelf, &mut node, 32, count, p.run_log2);
+            fold_positions(shelf, &mut node, 32, count);
             // Roots stand where the binary expansion of `count` puts them, the largest first.
             let (mut position, mut slot, mut level) = (0, run as u32, p.run_log2 + 1);
             while level > 0 {
@@ -96,5 +98,6 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const STAGES: usize, const R
 /// Bytes of shared memory that [`warp`] needs.
 #[must_use]
 pub const fn shared_bytes(vectors: u32, stages: u32, residual: bool, threads: u32) -> u32 {
-    shelf_bytes(vectors, threads) + ring_bytes(vectors, stages, residual, threads)
+    let tensors = if residual { 3 } else { 2 };
+    shelf_bytes(vectors, threads) + ring_bytes(vectors, 1, stages, tensors, true, threads)
 }

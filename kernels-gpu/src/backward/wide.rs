@@ -1,10 +1,11 @@
 //! Backward, a block a row, for rows whose sums of dw do not fit in registers.
 
 use crate::arith::{Lane, LanePairs, Pair, accumulate, unroll};
-use crate::backward::ring::{Ring, ring_bytes};
+use crate::backward::row::{RowWords, sources};
 use crate::device::{shared, thread};
 use crate::params::BackwardParams;
-use crate::row_sum::{BlockSum, SCRATCH_BYTES};
+use crate::ring::{Ring, ring_bytes};
+use crate::row_sum::{BlockSum, Group, SCRATCH_BYTES};
 use crate::rows::{Columns, Weight, row_start};
 use crate::tree::{Shelf, shelf_bytes, store_node};
 
@@ -31,11 +32,12 @@ const EMPTY: LanePairs = [Pair::ZERO; 8];
 pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
     let (thread, threads) = (thread::thread_idx_x(), thread::block_dim_x());
     let columns = Columns::<VECTORS>::of_warp(thread / 32, p.hidden);
-    let mut sums = BlockSum::new(shared::base());
+    let mut sums = BlockSum::new(shared::base(), Group::block());
     let ring_base = shared::base() + SCRATCH_BYTES;
-    let mut ring = Ring::<VECTORS, STAGES, false>::new(ring_base);
-    let shelf_base = ring_base + ring_bytes(VECTORS as u32, STAGES as u32, false, threads);
-    let node = Shelf::<VECTORS>::new(shelf_base, threads);
+    let mut ring = Ring::<VECTORS, 1, STAGES, 2, true>::new(ring_base);
+    let sources = sources::<2>(p);
+    let shelf_base = ring_base + ring_bytes(VECTORS as u32, 1, STAGES as u32, 2, true, threads);
+    let node = Shelf::<VECTORS>::new(shelf_base);
     let leaf_mask = (1u32 << p.leaf_log2) - 1;
     let skip = (thread::grid_dim_x() - 1) << p.leaf_log2;
     let w = |v: usize| -> Lane {
@@ -52,25 +54,23 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
     unsafe {
         unroll::<VECTORS>(|v| node.put(thread, v, &EMPTY));
         while row < p.rows {
-            ring.fill(p, columns, row);
+            ring.fill(columns, sources, p.rstd, row, 1);
             ring.wait();
-            let current = ring.read(columns);
-            let scale = current.scale();
-            sums.publish(current.dots(w, scale));
-            let rstd = current.scaled_rstd(scale);
+            let current = RowWords::take(&ring, columns, 0);
+            sums.publish([current.dots(w)]);
             unroll::<VECTORS>(|v| {
-                let (dy, x) = current.forget().vector(v, scale);
+                let (dy, x) = current.forget().vector(v);
                 let mut pairs = node.get(thread, v);
-                accumulate(&mut pairs, &dy, &x, rstd);
+                accumulate(&mut pairs, &dy, &x, current.rstd);
                 node.put(thread, v, &pairs);
             });
-            let mut words = ring.read(columns);
+            let mut words = RowWords::take(&ring, columns, 0);
             if RESIDUAL {
                 // The ring has no room for it; it travels while the block meets.
                 words.dh = columns.load(row_start(p.dh, row, p.dh_stride));
             }
-            let dot = sums.finish::<VECTORS>();
-            words.store_dx::<RESIDUAL>(p, columns, row, w, dot, scale);
+            let dot = sums.finish::<1, VECTORS>()[0];
+            words.store_dx::<RESIDUAL>(p, columns, row, w, dot);
 
             let leaf_ends = (row + 1) & leaf_mask == 0;
             if leaf_ends || row + 1 == p.rows {
@@ -92,6 +92,6 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
 #[must_use]
 pub const fn shared_bytes(threads: u32) -> u32 {
     SCRATCH_BYTES
-        + ring_bytes(VECTORS as u32, STAGES as u32, false, threads)
+        + ring_bytes(VECTORS as u32, 1, STAGES as u32, 2, true, threads)
         + shelf_bytes(VECTORS as u32, threads)
 }

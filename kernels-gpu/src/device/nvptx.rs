@@ -37,6 +37,30 @@ pub mod thread {
         unsafe { nvptx::_grid_dim_x() as u32 }
     }
 
+    #[allow(improper_ctypes)]
+    unsafe extern "C" {
+        // The two compilers' LLVMs know the same instruction by different names.
+        #[cfg_attr(target_feature = "compute_50", link_name = "llvm.nvvm.barrier")]
+        #[cfg_attr(
+            not(target_feature = "compute_50"),
+            link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"
+        )]
+        fn barrier_count(barrier: i32, threads: i32);
+    }
+
+    /// Waits until `threads` threads of the block have come to barrier `barrier`; orders shared
+    /// and global memory among them.
+    ///
+    /// # Safety
+    /// - `barrier` is from 1 to 15 and the same group of whole warps always meets there;
+    ///   `threads` is the group's size, a multiple of 32.
+    /// - Every thread of the group reaches this call, the same number of times.
+    #[inline(always)]
+    pub unsafe fn sync_group(barrier: u32, threads: u32) {
+        // SAFETY: the caller's obligation is the intrinsic's.
+        unsafe { barrier_count(barrier as i32, threads as i32) }
+    }
+
     /// Waits until every thread of the block has come here; orders shared and global memory
     /// among them.
     ///

@@ -32,6 +32,19 @@ pub mod thread {
         thread::grid_dim_x()
     }
 
+    /// Waits until `threads` threads of the block have come to barrier `barrier`; orders shared
+    /// and global memory among them.
+    ///
+    /// # Safety
+    /// - `barrier` is from 1 to 15 and the same group of whole warps always meets there;
+    ///   `threads` is the group's size, a multiple of 32.
+    /// - Every thread of the group reaches this call, the same number of times.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn sync_group(barrier: u32, threads: u32) {
+        thread::sync_named(barrier, threads);
+    }
+
     /// Waits until every thread of the block has come here; orders shared and global memory
     /// among them.
     ///
