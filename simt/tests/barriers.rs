@@ -105,10 +105,10 @@ fn a_shuffle_from_an_inactive_lane_is_caught() {
 fn lanes_at_different_shuffles_are_caught() {
     let kernel = |apart: bool| {
         let value = thread::thread_idx_x();
-        let sum = if apart && value % 2 == 0 {
+        let sum = if apart && value.is_multiple_of(2) {
             value + warp::shuffle_xor(value, 2) // even lanes
         } else {
-            value + warp::shuffle_xor(value, 2) // odd lanes
+            value + warp::shuffle_idx(value, value ^ 2) // odd lanes
         };
         assert_eq!(sum, value + (value ^ 2));
     };
@@ -132,7 +132,7 @@ fn exchanges_follow_the_definition() {
             assert_eq!(warp::shuffle_idx(value, lane / 2), (first + lane / 2) * 3);
             let below = if lane + 4 < 32 { lane + 4 } else { lane };
             assert_eq!(warp::shuffle_down(value, 4), (first + below) * 3);
-            assert_eq!(warp::ballot(lane % 3 == 0), 0o11111111111);
+            assert_eq!(warp::ballot(lane.is_multiple_of(3)), 0o11111111111);
             assert!(warp::any(lane == 7) && !warp::any(lane == 32));
             assert!(warp::all(lane < 32) && !warp::all(lane < 31));
         },

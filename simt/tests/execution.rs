@@ -4,7 +4,7 @@ use cake_rmsnorm_simt::device::{global, shared, thread, warp};
 use cake_rmsnorm_simt::{Buffer, Launch, Memory, Simulator};
 
 /// Sums one row a block: lanes by shuffles, warps through shared memory.
-unsafe fn row_sum(x: Buffer, sums: Buffer) {
+fn row_sum(x: Buffer, sums: Buffer) {
     let (index, threads) = (thread::thread_idx_x(), thread::block_dim_x());
     let row = thread::block_idx_x() * threads;
     // SAFETY: one element a thread; a warp's slot is written by its lane 0 before the barrier.
@@ -35,7 +35,7 @@ fn a_block_reduction_is_the_same_under_every_schedule() {
         let mut memory = Memory::new();
         let x = memory.alloc_from("x", &values);
         let sums = memory.alloc("sums", 5 * 4);
-        let kernel = || unsafe { row_sum(x, sums) };
+        let kernel = || row_sum(x, sums);
         let launch = Launch::new("row_sum", 5, 96, &kernel).shared_bytes(12);
         Simulator::new()
             .seed(seed)

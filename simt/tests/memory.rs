@@ -46,18 +46,18 @@ fn a_read_past_the_end_is_caught() {
 
 #[test]
 fn a_null_pointer_is_caught() {
-    let results = run_all(
-        (1, 32, 0),
-        |_| (),
-        |()| unsafe {
-            global::store(std::ptr::null_mut::<u32>(), 1); // null
-        },
-    );
+    let kernel = |()| {
+        // SAFETY: the checks are on.
+        unsafe { global::store(std::ptr::null_mut::<u32>(), 1) } // null
+    };
     caught(
         SOURCE,
         &["null"],
-        results,
-        |kind| matches!(kind, FaultKind::OutOfBounds { action: Action::Write, place, .. } if place.address == 0),
+        run_all((1, 32, 0), |_| (), kernel),
+        |kind| {
+            matches!(kind, FaultKind::OutOfBounds { action: Action::Write, place, .. }
+            if place.address == 0)
+        },
     );
 }
 

@@ -181,11 +181,11 @@ impl<'r> Context<'r> {
         self.drain_copies(state, index);
         state.finished += 1;
         self.waiting[index].set(Waiting::Finished);
-        if self.run.checks {
-            if let Err((thread, site, kind)) = self.check_end(state, index) {
-                let fault = self.run.fault(self.uid, thread, site, kind);
-                state.fault.get_or_insert(fault);
-            }
+        if self.checks
+            && let Err((thread, site, kind)) = self.check_end(state, index)
+        {
+            let fault = self.run.fault(self.uid, thread, site, kind);
+            state.fault.get_or_insert(fault);
         }
     }
 

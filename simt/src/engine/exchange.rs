@@ -69,7 +69,7 @@ impl Context<'_> {
                 let message = format!("barrier {id}: {found} threads, but {others} by others");
                 return Err(FaultKind::InvalidBarrier(message));
             }
-            if found == 0 || found > block || found % 32 != 0 {
+            if found == 0 || found > block || !found.is_multiple_of(32) {
                 let message = format!("barrier {id}: {found} threads of {block}, in warps of 32");
                 return Err(FaultKind::InvalidBarrier(message));
             }

@@ -103,10 +103,13 @@ impl<'g, 'r> Grid<'g, 'r> {
 
     /// Runs everything to completion.
     pub fn execute(mut self) -> Result<Report, Fault> {
-        let mut replies = Vec::new();
         loop {
             let mut commands = self.admit();
-            commands.extend(replies);
+            if commands.is_empty() {
+                let waiting = self.waiting_blocks();
+                self.server.set_front(self.front());
+                commands = self.server.serve(&mut self.residents, waiting)?;
+            }
             if commands.is_empty() {
                 break;
             }
@@ -114,9 +117,6 @@ impl<'g, 'r> Grid<'g, 'r> {
             for (id, result) in self.workers.round(commands) {
                 self.finish_round(id, result?);
             }
-            let waiting = self.waiting_blocks();
-            self.server.set_front(self.front());
-            replies = self.server.serve(&mut self.residents, waiting)?;
         }
         match self.residents.first() {
             None => Ok(self.report),

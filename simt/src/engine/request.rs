@@ -47,7 +47,7 @@ pub(crate) struct Atomic {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Request {
-    Atomic(Atomic),
+    Atomic(Box<Atomic>),
     /// The block lets the dependent launch start.
     Trigger,
     /// Wait for the preceding launch.
@@ -131,7 +131,7 @@ impl Context<'_> {
             self.waiting[thread].set(Waiting::Request(site));
             state
                 .requests
-                .push((thread as u32, Request::Atomic(atomic)));
+                .push((thread as u32, Request::Atomic(Box::new(atomic))));
             Ok(())
         });
         self.suspend();

@@ -101,9 +101,15 @@ impl<'r> Server<'r> {
 
     /// Decides which of the requests are served now, and in which order.
     fn choose(&mut self, residents: &[Resident], chosen: &mut Vec<(usize, u32)>) {
-        match self.run.schedule.blocks {
-            BlockOrder::Ascending => {}
-            BlockOrder::Descending => chosen.reverse(),
+        let schedule = self.run.schedule;
+        // A dependent launch runs ahead of its predecessor, unless it waits for it.
+        let ahead = |&(index, _): &(usize, u32)| residents[index].launch > self.front;
+        if schedule.early_dependents && self.patient(chosen) && chosen.iter().any(ahead) {
+            chosen.retain(ahead);
+        }
+        match schedule.blocks {
+            // The residents' order is that in which they started.
+            BlockOrder::Ascending | BlockOrder::Descending => {}
             BlockOrder::Random => {
                 self.random.shuffle(chosen);
                 let most = chosen.len().max(1);
@@ -111,12 +117,17 @@ impl<'r> Server<'r> {
             }
             BlockOrder::Late => {
                 let on_time = |&(index, _): &(usize, u32)| !residents[index].late;
-                // The others may be waiting for the late block.
-                if chosen.iter().any(on_time) && self.fruitless <= 2 * chosen.len() {
+                if self.patient(chosen) && chosen.iter().any(on_time) {
                     chosen.retain(on_time);
                 }
             }
         }
+    }
+
+    /// Whether those that are held back need not be served yet: the others may be waiting for
+    /// them.
+    fn patient(&self, chosen: &[(usize, u32)]) -> bool {
+        self.fruitless <= 2 * chosen.len()
     }
 
     /// Reports a run in which everybody only polls.

@@ -62,10 +62,13 @@ impl<'r> Worker<'r> {
     }
 }
 
+/// The way to a helper and back.
+type Helper = (Sender<Vec<Command>>, Receiver<Vec<Done>>);
+
 /// The caller's thread and its helpers.
 pub(crate) struct Workers<'r> {
     own: Worker<'r>,
-    helpers: Vec<(Sender<Vec<Command>>, Receiver<Vec<Done>>)>,
+    helpers: Vec<Helper>,
 }
 
 impl<'r> Workers<'r> {
