@@ -33,7 +33,9 @@ fn row_kernel(x: Buffer, dy: Buffer, dx: Buffer) {
             for distance in [16, 8, 4, 2, 1] {
                 dot += f32::from_bits(warp::shuffle_xor(dot.to_bits(), distance));
             }
-            shared::store(shared::base() + index / 32 * 4, dot);
+            if index % 32 == 0 {
+                shared::store(shared::base() + index / 8, dot);
+            }
             thread::sync_threads();
             let lane = index % 32;
             let mut sum = 0.0;
