@@ -1,7 +1,7 @@
 //! Launching kernels.
 
 use crate::engine;
-use crate::{Fault, Memory, Schedule};
+use crate::{Fault, Memory, Mutation, Schedule};
 
 /// Which checks a run makes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +88,7 @@ pub struct Simulator<'h> {
     pub(crate) workers: usize,
     pub(crate) stack_bytes: usize,
     pub(crate) on_block: Option<&'h (dyn Fn(Progress<'_>) + Sync)>,
+    pub(crate) mutation: Option<&'h dyn Mutation>,
 }
 
 impl Default for Simulator<'_> {
@@ -109,6 +110,7 @@ impl<'h> Simulator<'h> {
                 64 << 10
             },
             on_block: None,
+            mutation: None,
         }
     }
 
@@ -148,6 +150,14 @@ impl<'h> Simulator<'h> {
     pub fn on_block(self, hook: &'h (dyn Fn(Progress<'_>) + Sync)) -> Self {
         Self {
             on_block: Some(hook),
+            ..self
+        }
+    }
+
+    /// With faults put into the kernels, to see that they are noticed.
+    pub fn mutation(self, mutation: &'h dyn Mutation) -> Self {
+        Self {
+            mutation: Some(mutation),
             ..self
         }
     }

@@ -25,9 +25,11 @@ mod engine;
 mod fault;
 mod launch;
 mod memory;
+mod mutation;
 mod schedule;
 
 pub use fault::{Absent, Action, Fault, FaultKind, MbarrierProblem, Party, Place, Space};
 pub use launch::{Checks, Launch, Progress, Report, Simulator};
 pub use memory::{Buffer, Contents, Memory, MemoryError, Rights};
+pub use mutation::{Mutation, Synchronisation};
 pub use schedule::{BlockOrder, CopyTiming, Order, Schedule};

@@ -33,7 +33,7 @@ fn row_kernel(x: Buffer, dy: Buffer, dx: Buffer) {
             for distance in [16, 8, 4, 2, 1] {
                 dot += f32::from_bits(warp::shuffle_xor(dot.to_bits(), distance));
             }
-            if index % 32 == 0 {
+            if index.is_multiple_of(32) {
                 shared::store(shared::base() + index / 8, dot);
             }
             thread::sync_threads();

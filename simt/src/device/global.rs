@@ -6,10 +6,12 @@ use crate::fault::Action;
 use bytemuck::Pod;
 use std::panic::Location;
 
+/// Checks an access and returns where it goes: mutations may displace it.
 #[inline]
-fn check<T>(site: &'static Location<'static>, pointer: *const T, action: Action) {
+fn check<T>(site: &'static Location<'static>, pointer: *mut T, action: Action) -> *mut T {
     let bytes = size_of::<T>() as u32;
-    with_current(|block| block.global(site, pointer as usize, bytes, action));
+    let by = with_current(|block| block.global(site, pointer as usize, bytes, action));
+    pointer.wrapping_byte_offset(by)
 }
 
 /// Loads a value of 2, 4, 8 or 16 bytes.
@@ -21,7 +23,7 @@ fn check<T>(site: &'static Location<'static>, pointer: *const T, action: Action)
 #[inline]
 #[track_caller]
 pub unsafe fn load<T: Pod>(pointer: *const T) -> T {
-    check(Location::caller(), pointer, Action::Read);
+    let pointer = check(Location::caller(), pointer.cast_mut(), Action::Read);
     // SAFETY: checked, or the caller's obligation.
     unsafe { raw::load(pointer) }
 }
@@ -35,7 +37,7 @@ pub unsafe fn load<T: Pod>(pointer: *const T) -> T {
 #[inline]
 #[track_caller]
 pub unsafe fn load_constant<T: Pod>(pointer: *const T) -> T {
-    check(Location::caller(), pointer, Action::ConstantRead);
+    let pointer = check(Location::caller(), pointer.cast_mut(), Action::ConstantRead);
     // SAFETY: checked, or the caller's obligation.
     unsafe { raw::load(pointer) }
 }
@@ -49,7 +51,7 @@ pub unsafe fn load_constant<T: Pod>(pointer: *const T) -> T {
 #[inline]
 #[track_caller]
 pub unsafe fn store<T: Pod>(pointer: *mut T, value: T) {
-    check(Location::caller(), pointer.cast_const(), Action::Write);
+    let pointer = check(Location::caller(), pointer, Action::Write);
     // SAFETY: checked, or the caller's obligation.
     unsafe { raw::store(pointer, value) }
 }

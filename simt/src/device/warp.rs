@@ -67,5 +67,5 @@ pub fn all(predicate: bool) -> bool {
 #[track_caller]
 pub fn sync_warp() {
     let site = Location::caller();
-    with_current(|block| block.exchange(site, 0, true, |_, _| ()));
+    with_current(|block| block.sync_warp(site));
 }

@@ -111,11 +111,16 @@ impl Context<'_> {
         Ok(range)
     }
 
-    /// Checks a thread's access of global memory.
-    pub fn global(&self, site: Site, address: usize, bytes: u32, action: Action) {
-        if !self.checks {
-            return;
+    /// Checks a thread's access of global memory. Returns by how many bytes it is displaced.
+    pub fn global(&self, site: Site, address: usize, bytes: u32, action: Action) -> isize {
+        let displaced = self.run.displace(action, bytes, site, address);
+        if self.checks {
+            self.check_global(site, displaced, bytes, action);
         }
+        displaced.wrapping_sub(address).cast_signed()
+    }
+
+    fn check_global(&self, site: Site, address: usize, bytes: u32, action: Action) {
         self.spend(site);
         let kind = GlobalAccess::plain(action);
         self.with(site, |state, thread| {

@@ -7,7 +7,7 @@ use crate::check::{Access, Epoch, Fence, Proxies, View, sites};
 use crate::fault::Action;
 use crate::memory::GlobalAccess;
 use crate::schedule::CopyTiming;
-use crate::{Fault, FaultKind};
+use crate::{Fault, FaultKind, Synchronisation};
 use std::collections::{BTreeMap, VecDeque};
 
 /// A thread's copies that complete in groups.
@@ -104,6 +104,7 @@ impl Context<'_> {
             );
             let (on_shared, on_global) = (Action::Write, Action::Read);
             let thread = thread as u32;
+            let global = self.run.displace(on_global, bytes, site, global);
             let copy = Copy {
                 thread,
                 site,
@@ -131,6 +132,7 @@ impl Context<'_> {
     pub fn bulk_store(&self, site: Site, shared: u32, global: usize, bytes: u32) {
         let (on_shared, on_global) = (Action::Read, Action::Write);
         let thread = self.thread.get();
+        let global = self.run.displace(on_global, bytes, site, global);
         let copy = Copy {
             thread,
             site,
@@ -154,6 +156,7 @@ impl Context<'_> {
         on_global: Action,
     ) {
         let (thread, on_shared) = (self.thread.get(), Action::Write);
+        let global = self.run.displace(on_global, bytes, site, global);
         let copy = Copy {
             thread,
             site,
@@ -350,7 +353,7 @@ impl Context<'_> {
     /// Waits until all but the last `pending` closed groups of the thread have read their
     /// source, and with `entirely`, have written too.
     pub fn wait_groups(&self, site: Site, kind: Kind, pending: u32, entirely: bool) {
-        if !self.checks {
+        if !self.checks || self.run.skips(Synchronisation::GroupWait, site) {
             return;
         }
         self.with(site, |state, thread| {

@@ -2,9 +2,9 @@
 
 use super::context::{Context, State, Waiting};
 use super::run::Site;
-use crate::FaultKind;
 use crate::check::Gather;
 use crate::fault::Absent;
+use crate::{FaultKind, Synchronisation};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -54,6 +54,14 @@ impl Context<'_> {
     /// The threads of a warp must come from one place in the source, and for barrier 0 all
     /// threads of the block.
     pub fn barrier(&self, site: Site, id: u32, expected: u32, waits: bool) {
+        let named = if id == 0 {
+            Synchronisation::Barrier
+        } else {
+            Synchronisation::NamedBarrier
+        };
+        if self.run.skips(named, site) {
+            return;
+        }
         self.with(site, |state, thread| {
             let block = self.planned.launch.block;
             let warp = if id == 0 { 0 } else { thread / 32 };
@@ -120,6 +128,13 @@ impl Context<'_> {
             self.raise(site, FaultKind::InvalidBarrier(message));
         }
         self.barrier(site, id, expected, waits);
+    }
+
+    /// Waits for all lanes of the warp, and orders their memory accesses.
+    pub fn sync_warp(&self, site: Site) {
+        if !self.run.skips(Synchronisation::WarpBarrier, site) {
+            self.exchange(site, 0, true, |_, _| ());
+        }
     }
 
     /// Gives each lane of the warp the values of all; `pick` chooses. `orders` makes earlier

@@ -4,7 +4,7 @@ use super::context::{Context, State, Waiting};
 use super::run::Site;
 use crate::check::{ConflictKind, Epoch, Fence, Gather, View};
 use crate::fault::Action;
-use crate::{FaultKind, MbarrierProblem};
+use crate::{FaultKind, MbarrierProblem, Synchronisation};
 use std::sync::Arc;
 
 /// Most arrivals of a phase.
@@ -147,7 +147,7 @@ impl Context<'_> {
 
     /// A fence towards the asynchronous proxy.
     pub fn fence_proxy(&self, site: Site, fence: Fence) {
-        if self.checks {
+        if self.checks && !self.run.skips(Synchronisation::ProxyFence, site) {
             self.with(site, |state, thread| {
                 state.threads[thread].knowledge.fence_proxy(fence)
             });
@@ -212,6 +212,9 @@ impl Context<'_> {
 
     /// Waits until the phase of a parity has completed.
     pub fn mbarrier_wait(&self, site: Site, address: u32, parity: u32) {
+        if self.run.skips(Synchronisation::PhaseWait, site) {
+            return;
+        }
         let parity = parity & 1;
         loop {
             let done = self.with(site, |state, thread| {

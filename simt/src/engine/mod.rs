@@ -111,6 +111,7 @@ pub(crate) fn run(
         schedule: simulator.schedule,
         checks,
         stack_bytes: simulator.stack_bytes,
+        mutation: simulator.mutation,
     };
     let most = run.schedule.resident.unwrap_or(blocks).min(blocks).max(1);
     let workers = simulator.workers.min(most as usize);

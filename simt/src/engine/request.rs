@@ -3,6 +3,7 @@
 
 use super::context::{Context, State, Waiting};
 use super::run::Site;
+use crate::Synchronisation;
 use crate::check::{Epoch, Knowledge, View};
 use crate::fault::Action;
 use std::sync::Arc;
@@ -98,6 +99,7 @@ impl Context<'_> {
         operation: Operation,
         ordering: Ordering,
     ) -> u64 {
+        let address = self.run.displace(Action::Atomic, bytes, site, address);
         self.with(site, |state, thread| {
             if self.checks {
                 let writes = !operation.only_reads();
@@ -140,7 +142,7 @@ impl Context<'_> {
 
     /// Orders atomics and other accesses: acquires for those before, releases for those after.
     pub fn fence(&self, site: Site) {
-        if self.checks {
+        if self.checks && !self.run.skips(Synchronisation::Fence, site) {
             self.with(site, |state, thread| {
                 state.threads[thread].knowledge.fence()
             });
@@ -156,7 +158,7 @@ impl Context<'_> {
 
     /// Waits for the preceding launch.
     pub fn wait_for_predecessor(&self, site: Site) {
-        if self.planned.dependent {
+        if self.planned.dependent && !self.run.skips(Synchronisation::LaunchWait, site) {
             self.request(site, Request::Predecessor);
         }
     }

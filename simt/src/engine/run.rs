@@ -2,7 +2,9 @@
 
 use crate::check::{Conflict, ConflictKind, sites};
 use crate::fault::{Action, Party, Place, Space};
-use crate::{Fault, FaultKind, Launch, MbarrierProblem, Memory, Schedule};
+use crate::{
+    Fault, FaultKind, Launch, MbarrierProblem, Memory, Mutation, Schedule, Synchronisation,
+};
 use std::panic::Location;
 
 pub(crate) type Site = &'static Location<'static>;
@@ -17,6 +19,7 @@ pub(crate) struct Run<'r> {
     pub schedule: Schedule,
     pub checks: bool,
     pub stack_bytes: usize,
+    pub mutation: Option<&'r dyn Mutation>,
 }
 
 /// A launch of a run.
@@ -33,6 +36,20 @@ pub(crate) struct Planned<'r> {
 }
 
 impl Run<'_> {
+    /// Whether a synchronisation is left out.
+    pub fn skips(&self, synchronisation: Synchronisation, site: Site) -> bool {
+        self.mutation
+            .is_some_and(|mutation| mutation.skips(synchronisation, site))
+    }
+
+    /// Where an access of global memory goes.
+    pub fn displace(&self, action: Action, bytes: u32, site: Site, address: usize) -> usize {
+        match self.mutation {
+            Some(mutation) => address.wrapping_add_signed(mutation.displaces(action, bytes, site)),
+            None => address,
+        }
+    }
+
     /// The launch and the block of a uid.
     fn block(&self, uid: u32) -> Option<(&Planned<'_>, u32)> {
         let after = self
