@@ -3,6 +3,7 @@
 use super::error::Result;
 use super::output::Output;
 use cake_rmsnorm::kernels::KERNELS;
+use cake_rmsnorm::kernels::contract::Kernel;
 use cake_rmsnorm::ptx;
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -178,7 +179,7 @@ fn embedded_ptx() -> Finding {
         targets.join(", "),
         ptx::COMPILER
     );
-    let holds = |kernel: &&cake_rmsnorm::kernels::contract::Kernel| {
+    let is_missing = |kernel: &&Kernel| {
         let entry = format!(".entry {}(", kernel.name);
         let mut modules = ptx::MODULES
             .iter()
@@ -187,11 +188,12 @@ fn embedded_ptx() -> Finding {
     };
     let missing: Vec<&str> = KERNELS
         .iter()
-        .filter(holds)
+        .filter(is_missing)
         .map(|kernel| kernel.name)
         .collect();
     if !missing.is_empty() {
-        let detail = format!("{detail}; without {}", missing.join(", "));
+        let some = missing[..missing.len().min(3)].join(", ");
+        let detail = format!("{detail}; without {} kernels ({some}, ...)", missing.len());
         return Finding::wrong(what, detail, "cargo xtask ptx, then build again");
     }
     if ptx::STALE {

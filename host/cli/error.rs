@@ -100,11 +100,14 @@ impl CliError {
     /// Whether the user's arguments or input were refused, rather than something failed.
     pub fn is_refusal(&self) -> bool {
         use cake_rmsnorm::Error::{Cuda, Simulator};
-        match self {
-            CliError::Library(Cuda { .. } | Simulator(_)) => false,
-            CliError::Memory { .. } | CliError::Write { .. } | CliError::Stdout(_) => false,
-            _ => true,
-        }
+        let failed = matches!(
+            self,
+            CliError::Library(Cuda { .. } | Simulator(_))
+                | CliError::Memory { .. }
+                | CliError::Write { .. }
+                | CliError::Stdout(_)
+        );
+        !failed
     }
 }
 
