@@ -13,7 +13,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rayon::prelude::*;
 use std::collections::TryReserveError;
 
-/// The inputs of a forward and a backward. Matrices are packed BF16 [rows, hidden].
+/// The inputs of a forward and a backward. Matrices are packed BF16, `rows` x `hidden`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inputs {
     /// T.
@@ -28,7 +28,7 @@ pub struct Inputs {
     pub dy: Vec<bf16>,
     /// Gradient of h from elsewhere, added to dx.
     pub dh: Option<Vec<bf16>>,
-    /// Weight [hidden].
+    /// Weight, of `hidden` elements.
     pub w: Weight,
 }
 
