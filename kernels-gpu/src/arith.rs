@@ -237,11 +237,14 @@ impl Pair {
     /// The empty sum.
     pub const ZERO: Pair = Pair { sum: 0.0, comp: 0.0 };
 
-    /// Adds g·r, seven operations: sum' = fma(g, r, sum), and what that rounding lost
-    /// (TwoSum with the unrounded product in place of the second term) goes to `comp`.
+    /// Adds g·r, eight operations: TwoSum with the rounded product, in whose error the unrounded
+    /// product takes its place; so what both roundings lost goes to `comp`.
+    ///
+    /// sum' = fma(g, r, sum) would save one, but then sum' has bits below those of both terms
+    /// where they cancel, and what TwoSum takes for the error is not it.
     #[inline(always)]
     pub fn add_product(self, g: f32, r: f32) -> Pair {
-        let sum = fma(g, r, self.sum);
+        let sum = self.sum + g * r;
         let product_part = sum - self.sum;
         let sum_part = sum - product_part;
         let lost = (self.sum - sum_part) + fma(g, r, -product_part);

@@ -188,7 +188,8 @@ fn add_term((sum, comp): (f32, f32), &(dy, x, rstd): &(f32, f32, f32)) -> (f32, 
         Some(row) => (scaled(x, row), rstd * row.inverse),
     };
     let g = dy * x;
-    let next = g.mul_add(rstd, sum);
+    let product = g * rstd;
+    let next = sum + product;
     let product_part = next - sum;
     let sum_part = next - product_part;
     let lost = (sum - sum_part) + g.mul_add(rstd, -product_part);
