@@ -66,7 +66,8 @@ pub fn forward(x: &[f64], w: &[f64], hidden: usize, eps: f64) -> Result<Forward>
 pub struct InputGradient {
     /// dx [T, H].
     pub dx: Vec<f64>,
-    /// |rstd·a| + |k·x| + |dh| of each element [T, H]: they may cancel in dx.
+    /// |rstd·a_j| + |x_j|·rstd³·Σ|a·x| / H + |dh_j| of each element [T, H]: what may cancel in
+    /// dx, the terms of the sum in k included.
     pub terms: Vec<f64>,
 }
 
@@ -141,13 +142,15 @@ pub fn input_gradient(
         let elements = row * hidden..(row + 1) * hidden;
         let (dy, x, rstd) = (&dy[elements.clone()], &x[elements.clone()], rstd[row]);
         let dh = dh.map(|dh| &dh[elements]);
-        let dot = sum(dy.iter().zip(x).zip(w).map(|((dy, x), w)| dy * w * x));
-        let k = rstd.powi(3) * (dot / hidden as f64);
+        let products = dy.iter().zip(x).zip(w).map(|((dy, x), w)| dy * w * x);
+        let projection = |dot: f64| rstd.powi(3) * (dot / hidden as f64);
+        let size = projection(products.clone().map(f64::abs).sum());
+        let k = projection(sum(products));
         for j in 0..hidden {
-            let (direct, projected) = (rstd * (dy[j] * w[j]), k * x[j]);
+            let direct = rstd * (dy[j] * w[j]);
             let dh = dh.map_or(0.0, |dh| dh[j]);
-            dx[j] = direct - projected + dh;
-            terms[j] = direct.abs() + projected.abs() + dh.abs();
+            dx[j] = direct - k * x[j] + dh;
+            terms[j] = direct.abs() + (size * x[j]).abs() + dh.abs();
         }
     });
     Ok(result)

@@ -72,7 +72,12 @@ impl Case<'_> {
                 .expect("lengths");
             dw.add_rows(&dy, &h, &row_rstd).expect("shapes");
         }
-        let exact = dw.finish();
+        let mut exact = dw.finish();
+        let lost = underflow(&forward.rstd);
+        exact
+            .terms
+            .iter_mut()
+            .for_each(|terms| *terms += lost / Output::Dw.bound().of_terms);
         let mut dw = Accuracy::new(Output::Dw);
         dw.add(&backward.dw, &exact.dw, Some(&exact.terms))
             .expect("lengths");
@@ -95,6 +100,20 @@ impl Case<'_> {
             );
         }
     }
+}
+
+/// What products that underflow may lose of dw at most: g = dy·x and the compensation are rounded
+/// to multiples of 2^-149, and the former is multiplied by rstd, of the scaled row in extreme ones
+/// (docs/numerics.md, "Limits").
+fn underflow(rstd: &[f32]) -> f64 {
+    let scaled = |rstd: f32| match f64::from(rstd) {
+        rstd if rstd < 2f64.powi(-40) => rstd * 2f64.powi(80),
+        rstd if rstd > 2f64.powi(40) => rstd * 2f64.powi(-80),
+        rstd => rstd,
+    };
+    rstd.iter()
+        .map(|&rstd| 2f64.powi(-150) * (1.0 + scaled(rstd)))
+        .sum()
 }
 
 fn shapes() -> impl Iterator<Item = (usize, usize)> {
