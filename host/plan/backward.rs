@@ -86,13 +86,17 @@ pub fn backward(
         let leaf = LeafTable { leaf_log2: 0, leaves: 0, run_log2: 0 };
         return Ok(BackwardPlan { main: None, reduce: None, leaf, chunk_log2: 0, workspace_bytes: 0 });
     }
-    let route = routes::BACKWARD.iter().find(|(max_hidden, _)| hidden <= *max_hidden);
-    match route {
-        Some(&(_, program)) if rows > routes::SPLIT_MAX_ROWS => {
-            single_read(hidden, weight, rows, residual, device, program)
+    if rows > routes::SPLIT_MAX_ROWS {
+        // The first is meant for the width; a device with little shared memory takes a wider one.
+        let mut wide_enough = routes::BACKWARD.iter().filter(|(max_hidden, _)| hidden <= *max_hidden);
+        let plan = wide_enough.find_map(|&(_, program)| {
+            single_read(hidden, weight, rows, residual, device, program).ok()
+        });
+        if let Some(plan) = plan {
+            return Ok(plan);
         }
-        _ => split_plan(hidden, weight, rows, residual, device),
     }
+    split_plan(hidden, weight, rows, residual, device)
 }
 
 /// One launch: column tasks beside row tasks.

@@ -62,6 +62,7 @@ pub fn forward(
         (launch, units <= resident)
     };
     let (few, enough) = launch(&route.few);
-    let launch = if enough { few } else { launch(&route.many).0 };
+    let (many, _) = launch(&route.many);
+    let launch = if enough || many.shared_bytes > device.shared_bytes_per_block { few } else { many };
     Ok(ForwardPlan { launch: Some(launch) })
 }
