@@ -1,0 +1,314 @@
+//! Faults put into the kernels one at a time: each barrier, wait and fence left out, each access
+//! of global memory one place further on, a matrix read with another's stride. The simulator, or the comparison with
+//! the golden bits, must notice every one.
+//!
+//! `cargo test --release --test mutations -- --nocapture` prints what noticed which.
+
+#[allow(dead_code)]
+mod common;
+
+use cake_rmsnorm::backend::{Bound, Launcher};
+use cake_rmsnorm::plan::DeviceProperties;
+use cake_rmsnorm::{Dtype, Error};
+use cake_rmsnorm_kernels::contract::Program;
+use cake_rmsnorm_kernels::params::{BackwardParams, ForwardParams};
+use cake_rmsnorm_simt::{Action, Buffer, Launch, Memory, Mutation, Simulator, Synchronisation};
+use common::Case;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A place in the source.
+type Site = (String, u32, u32);
+
+fn site(location: &Location<'static>) -> Site {
+    let file = location.file().rsplit("src/").next().unwrap_or_default();
+    (file.to_string(), location.line(), location.column())
+}
+
+/// One fault.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Mutant {
+    Skip(Synchronisation, Site),
+    Displace(&'static str, Site),
+    OtherStride,
+}
+
+impl fmt::Display for Mutant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = |f: &mut fmt::Formatter<'_>, (file, line, column): &Site| {
+            write!(f, "{file}:{line}:{column}")
+        };
+        match self {
+            Self::Skip(what, site) => {
+                write!(f, "without {what:?} at ").and_then(|()| place(f, site))
+            }
+            Self::Displace(what, site) => {
+                write!(f, "{what} one further at ").and_then(|()| place(f, site))
+            }
+            Self::OtherStride => f.write_str("x read with another stride"),
+        }
+    }
+}
+
+fn name(action: Action) -> &'static str {
+    match action {
+        Action::Read => "read",
+        Action::ConstantRead => "constant read",
+        Action::Write => "write",
+        Action::Atomic => "atomic",
+    }
+}
+
+/// Finds every mutant, or makes one.
+enum Change {
+    Record(Mutex<BTreeSet<Mutant>>),
+    Make(Mutant),
+}
+
+impl Change {
+    fn meets(&self, mutant: Mutant) -> bool {
+        match self {
+            Self::Record(all) => {
+                all.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .insert(mutant);
+                false
+            }
+            Self::Make(this) => *this == mutant,
+        }
+    }
+}
+
+impl Mutation for Change {
+    fn skips(&self, synchronisation: Synchronisation, location: &Location<'static>) -> bool {
+        self.meets(Mutant::Skip(synchronisation, site(location)))
+    }
+
+    fn displaces(&self, action: Action, bytes: u32, location: &Location<'static>) -> isize {
+        let meets = self.meets(Mutant::Displace(name(action), site(location)));
+        if meets { bytes as isize } else { 0 }
+    }
+}
+
+/// A simulated device whose kernels are changed.
+struct Device {
+    memory: Arc<Mutex<Memory>>,
+    properties: DeviceProperties,
+    seed: u64,
+    change: Change,
+}
+
+impl Launcher for Device {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    unsafe fn launch(&self, launches: &[Bound]) -> cake_rmsnorm::Result<()> {
+        let packed = matches!(self.change, Change::Make(Mutant::OtherStride));
+        let params: Vec<Vec<u64>> = launches
+            .iter()
+            .map(|bound| copy_params(bound, packed))
+            .collect();
+        let bodies: Vec<_> = launches
+            .iter()
+            .zip(&params)
+            .map(|(bound, params)| {
+                let run = bound.launch.kernel.run;
+                // SAFETY: the parameter struct outlives the run; what else is wrong is the point.
+                move || unsafe { run(params.as_ptr().cast()) }
+            })
+            .collect();
+        let launches: Vec<_> = launches
+            .iter()
+            .zip(&bodies)
+            .map(|(Bound { launch, .. }, body)| {
+                Launch::new(launch.kernel.name, launch.grid, launch.block, body)
+                    .shared_bytes(launch.shared_bytes)
+                    .dependent(launch.dependent)
+            })
+            .collect();
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let simulator = Simulator::new().seed(self.seed).mutation(&self.change);
+        let run = simulator.run(&mut memory, &launches);
+        run.map(|_| ())
+            .map_err(|fault| Error::Simulator(fault.kind.to_string()))
+    }
+
+    unsafe fn zero_f32(&self, _: u64, _: u64) -> cake_rmsnorm::Result<()> {
+        unreachable!("every case has rows")
+    }
+}
+
+/// The kernel's parameters, perhaps with x taken to be packed.
+fn copy_params(bound: &Bound, packed: bool) -> Vec<u64> {
+    let bytes = bound.launch.kernel.param_bytes;
+    let mut copy = vec![0u64; bytes.div_ceil(8)];
+    // SAFETY: the parameter struct has that size and is read only.
+    unsafe {
+        copy.as_mut_ptr()
+            .cast::<u8>()
+            .copy_from(bound.params, bytes)
+    };
+    if packed {
+        let start = copy.as_mut_ptr();
+        match bound.launch.kernel.program {
+            Program::Reduce => {}
+            Program::ForwardWarp { .. }
+            | Program::ForwardBlock { .. }
+            | Program::ForwardRing { .. }
+            | Program::ForwardWide => {
+                // SAFETY: the kernel's parameter struct.
+                let params = unsafe { &mut *start.cast::<ForwardParams>() };
+                params.x_stride = i64::from(params.hidden);
+            }
+            _ => {
+                // SAFETY: the kernel's parameter struct.
+                let params = unsafe { &mut *start.cast::<BackwardParams>() };
+                params.x_stride = i64::from(params.hidden);
+            }
+        }
+    }
+    copy
+}
+
+struct DeviceMemory(Arc<Mutex<Memory>>, Buffer);
+
+impl common::Memory for DeviceMemory {
+    fn address(&self) -> u64 {
+        self.1.ptr::<u8>().addr() as u64
+    }
+
+    fn write(&self, bytes: &[u8]) {
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.write(self.1, bytes).expect("the values fit");
+    }
+
+    fn read(&self) -> Vec<u8> {
+        let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.read(self.1).expect("the buffer is known")
+    }
+}
+
+/// Runs a case on a changed device: what it wrote, or what the simulator said.
+fn run(case: &Case, seed: u64, change: Change) -> (Result<common::Outputs, String>, Change) {
+    let memory = Arc::new(Mutex::new(Memory::new()));
+    let properties = DeviceProperties::H200.with_sm_count(1);
+    let device = Device {
+        memory: Arc::clone(&memory),
+        properties,
+        seed,
+        change,
+    };
+    let alloc = |name: &str, bytes: usize| -> Box<dyn common::Memory> {
+        let buffer = memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .alloc(name, bytes);
+        Box::new(DeviceMemory(Arc::clone(&memory), buffer))
+    };
+    let result = catch_unwind(AssertUnwindSafe(|| case.run(&device, &alloc)));
+    let message = |payload: Box<dyn std::any::Any + Send>| {
+        payload
+            .downcast_ref::<String>()
+            .cloned()
+            .unwrap_or_else(|| "a panic".to_string())
+    };
+    (result.map_err(message), device.change)
+}
+
+/// How a mutant is noticed, if it is: the fault's first words, or the bits.
+fn noticed(case: &Case, golden: &common::Outputs, mutant: &Mutant) -> Option<String> {
+    // The plain schedule, then others.
+    [0, 3, 5, 9, 12].into_iter().find_map(|seed| {
+        match run(case, seed, Change::Make(mutant.clone())).0 {
+            Ok(outputs) if outputs == *golden => None,
+            Ok(_) => Some("other bits".to_string()),
+            Err(message) => Some(message),
+        }
+    })
+}
+
+/// Shapes that reach every program, blocks with several rows or runs, and incomplete trees.
+const CASES: &[(u64, u64, bool)] = &[
+    (256, 9, false),
+    (512, 9, true),
+    (1024, 9, false),
+    (2048, 9, true),
+    (4104, 3, false),
+    (9000, 10, false),
+    (17_000, 5, true),
+    (64, 2100, true),
+    (264, 600, false),
+    (576, 530, true),
+    (8200, 514, false),
+];
+
+/// Whether a mutant is as right as the kernel.
+fn is_equivalent(mutant: &Mutant) -> bool {
+    // Between runs the warp kernel has two barriers with nothing but private work between them:
+    // its own, and the one that ends `fold_positions`. Either would do.
+    matches!(mutant, Mutant::Skip(Synchronisation::Barrier, (file, ..)) if file == "backward/warp.rs")
+}
+
+/// Every mutant of the kernels that a case runs.
+fn mutants(case: &Case, golden: &common::Outputs, what: &str) -> BTreeSet<Mutant> {
+    let (outputs, change) = run(case, 0, Change::Record(Mutex::default()));
+    assert!(
+        outputs.as_ref() == Ok(golden),
+        "{what}: wrong without any mutation"
+    );
+    let Change::Record(found) = change else {
+        unreachable!("the change comes back")
+    };
+    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    found.insert(Mutant::OtherStride);
+    found
+}
+
+/// Makes the mutants of every case; `again` those too that a case before has noticed.
+fn every_case(again: bool) {
+    // What is redundant in one kernel may be needed in another that shares the line.
+    let mut open = BTreeSet::new();
+    let mut closed = BTreeSet::new();
+    for &(hidden, rows, residual) in CASES {
+        let case = Case::new(hidden, rows, Dtype::F32, residual, 8, 1);
+        let what = format!(
+            "H={hidden} T={rows}{}",
+            if residual { " residual" } else { "" }
+        );
+        let golden = case.golden();
+        for mutant in mutants(&case, &golden, &what) {
+            if closed.contains(&mutant) && !again {
+                continue;
+            }
+            let how = noticed(&case, &golden, &mutant);
+            println!(
+                "| {what} | {mutant} | {} |",
+                how.as_deref().unwrap_or("nothing")
+            );
+            if how.is_some() {
+                open.remove(&mutant);
+                closed.insert(mutant);
+            } else if !closed.contains(&mutant) {
+                open.insert(mutant);
+            }
+        }
+    }
+    let open = open.iter().filter(|mutant| !is_equivalent(mutant));
+    let open: Vec<String> = open.map(Mutant::to_string).collect();
+    assert!(open.is_empty(), "nothing notices {open:#?}");
+    assert!(closed.len() > 20, "only {} mutants", closed.len());
+}
+
+#[test]
+fn every_mutant_is_noticed() {
+    every_case(false);
+}
+
+#[test]
+#[ignore = "minutes; prints the whole table with --nocapture"]
+fn every_mutant_in_every_case() {
+    every_case(true);
+}
