@@ -145,7 +145,7 @@ impl Route {
 
     fn nodes(&self) -> u32 {
         match self.backward.reduce {
-            Some(_) => self.backward.leaf.full_nodes() + self.backward.leaf.edge_nodes(),
+            Some(_) => self.backward.leaf.runs(),
             None => 0,
         }
     }

@@ -142,6 +142,14 @@ impl<'a> Execution<'a> {
             .collect()
     }
 
+    /// Does to y what a kernel that runs over its end would do.
+    #[cfg(test)]
+    pub fn write_behind_y(&mut self) {
+        let behind = vec![0u8; self.y.bytes + 1];
+        self.y.buffer.write(&behind).expect("host memory");
+        self.y.download::<bf16>().expect("host memory");
+    }
+
     fn matrix(&self, buffer: &dyn Buffer) -> RowsView {
         RowsView::packed(buffer.address(), self.rows, self.op.hidden())
     }

@@ -133,3 +133,6 @@ fn check(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> {
     })?;
     Ok(report.ok())
 }
+
+#[cfg(test)]
+mod tests;
