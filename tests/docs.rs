@@ -1,0 +1,39 @@
+//! The documentation names tests that exist.
+
+use std::fs;
+use std::path::Path;
+
+/// Tests as docs/testing.md names them: a file and a function.
+fn named_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let code = text.split('`').skip(1).step_by(2);
+    code.filter_map(|code| code.split_once(".rs::").map(|(file, name)| (file, name)))
+}
+
+/// Whether `source` has a function of that name with the attribute `#[test]`.
+fn has_test(source: &str, name: &str) -> bool {
+    let lines: Vec<_> = source.lines().map(str::trim_start).collect();
+    let start = format!("fn {name}(");
+    lines.iter().enumerate().any(|(i, line)| {
+        let above = lines[..i].iter().rev();
+        let mut attributes =
+            above.take_while(|line| line.starts_with('#') || line.starts_with('/'));
+        line.starts_with(&start) && attributes.any(|line| *line == "#[test]")
+    })
+}
+
+#[test]
+fn tests_that_are_named_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("docs/testing.md")).expect("docs/testing.md");
+    let mut count = 0;
+    for (file, name) in named_tests(&text) {
+        let path = root.join(format!("{file}.rs"));
+        let source = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{file}.rs: {e}"));
+        assert!(has_test(&source, name), "{file}.rs has no test {name}");
+        count += 1;
+    }
+    assert!(
+        count > 60,
+        "only {count} tests found: has the page another form?"
+    );
+}
