@@ -2,7 +2,19 @@
 //!
 //! A kernel is an ordinary function that calls the functions of [`device`]. Each simulated
 //! thread runs it as a coroutine; threads interleave at barriers, shuffles, waits and atomics in
-//! an order that a seed decides ([`Schedule`]).
+//! an order that a seed decides ([`Schedule`]). What a GPU would leave undefined is a [`Fault`]
+//! that names kernel, block, thread, source line, address and, for a race, the other party:
+//!
+//! - accesses out of bounds, misaligned, of uninitialised or read-only memory;
+//! - data races in shared and global memory, by happens-before: barriers, mbarriers, atomics with
+//!   fences, and the order of launches pass knowledge on; a lucky schedule hides nothing;
+//! - writes to memory that somebody reads as constant during the launch;
+//! - barriers and exchanges that some threads do not reach;
+//! - misused mbarriers and asynchronous copies, and missing proxy fences;
+//! - deadlocks, and blocks that wait for blocks that need not be resident.
+//!
+//! Results do not depend on the number of OS threads: blocks run side by side until they reach
+//! an atomic, and atomics are served one at a time.
 //!
 //! ```
 //! use cake_rmsnorm_simt::{Launch, Memory, Simulator, device::{global, thread}};

@@ -6,6 +6,7 @@
 //! conflicting accesses of which neither is known to the other's thread are a race, whichever
 //! came first in this run.
 
+mod access;
 mod clocks;
 mod epoch;
 mod granules;
@@ -13,8 +14,9 @@ mod knowledge;
 mod readers;
 pub(crate) mod sites;
 
+pub(crate) use access::{Access, Conflict, ConflictKind, Proxies};
 pub(crate) use clocks::{Fence, View};
 pub(crate) use epoch::{Epoch, MAX_CLOCK, MAX_UID};
-pub(crate) use granules::{Access, Conflict, ConflictKind, Granules, Proxies};
+pub(crate) use granules::Granules;
 pub(crate) use knowledge::{Gather, Knowledge};
 pub(crate) use readers::Past;
