@@ -520,3 +520,32 @@ fn small_copies_need_a_wait_and_a_barrier() {
         });
     }
 }
+
+#[test]
+fn a_copy_of_what_the_kernel_wrote_needs_a_fence() {
+    let kernel = |x: Buffer, fence: bool| {
+        let full = shared::base();
+        if thread::thread_idx_x() == 0 {
+            mbarrier::init(full, 1);
+            mbarrier::fence_init();
+            // SAFETY: the checks are on.
+            unsafe { global::store(x.ptr(), [7u32; 4]) } // global write
+            if fence {
+                bulk::fence_global();
+            }
+            mbarrier::arrive_expect_tx(full, 16);
+            // SAFETY: the checks are on.
+            unsafe { bulk::load(full + 16, x.ptr(), 16, full) } // reads it
+            mbarrier::wait_parity(full, 0);
+            // SAFETY: the checks are on.
+            assert_eq!(unsafe { shared::load::<[u32; 4]>(full + 16) }, [7; 4]);
+        }
+    };
+    let setup = |memory: &mut Memory| memory.alloc("x", 16);
+    accepted(run_all((1, 32, 32), setup, |x| kernel(x, true)));
+    let results = run_all((1, 32, 32), setup, |x| kernel(x, false));
+    caught(SOURCE, &["reads it"], results, |kind| {
+        matches!(kind, FaultKind::MissingProxyFence { action: Action::Read, other, .. }
+            if other.site.line() == common::line_of(SOURCE, "global write"))
+    });
+}

@@ -241,3 +241,34 @@ fn a_constant_read_after_a_write_is_caught() {
             if other.action == Action::Write && other.thread == Some(0))
     });
 }
+
+#[test]
+fn vector_accesses_are_remembered_byte_by_byte() {
+    // Two warps read 16 bytes; a third overwrites two of them.
+    let kernel = |x: Buffer, mended: bool| {
+        let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
+        let vector = x.ptr::<[u32; 4]>().wrapping_add(lane as usize);
+        // SAFETY: the checks are on.
+        unsafe {
+            if warp < 2 {
+                let _: [u32; 4] = global::load(vector); // vector read
+            }
+            if mended {
+                thread::sync_threads();
+            }
+            if warp == 2 && lane == 5 {
+                global::store(vector.cast::<u16>().wrapping_add(3), 1); // half word
+            }
+        }
+    };
+    let setup = |memory: &mut Memory| memory.alloc_from("x", &[0u32; 128]);
+    accepted(run_all((1, 96, 0), setup, |x| kernel(x, true)));
+    let results = run_all((1, 96, 0), setup, |x| kernel(x, false));
+    for fault in caught(SOURCE, &["vector read", "half word"], results, race) {
+        let FaultKind::Race { place, other, .. } = &*fault.kind else {
+            unreachable!()
+        };
+        assert_eq!(place.description, "byte 86 of x, which has 512", "{fault}");
+        assert!(fault.thread == 69 || other.thread == Some(69), "{fault}");
+    }
+}
