@@ -110,8 +110,7 @@ impl<L: Launcher> Backend for L {
             nodes: pointer(args.workspace.address),
             dw: pointer_mut(args.dw.address),
             hidden: op.hidden() as u32,
-            full_nodes: plan.leaf.full_nodes(),
-            edge_nodes: plan.leaf.edge_nodes(),
+            node_count: plan.leaf.runs(),
             chunk_log2: plan.chunk_log2,
         };
         let reduce = Bound { launch: reduce, params: (&raw const params).cast() };

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use cake_rmsnorm_kernels::arith::{
     self, LANE_ELEMENTS, RowScale, backward_scale, bf16_pair, canonical, mean_square, projection,
-    reciprocal_root, scaled_rstd, widen_high, widen_low,
+    reciprocal_root, rescued_rstd, widen_high, widen_low,
 };
 
 /// Elements of a tile.
@@ -55,15 +55,14 @@ pub(super) fn add_residual(x: &[u16], residual: &[u16], h: &mut [u16]) {
 pub(super) fn forward(h: &[u16], w: &RowWeight, eps: f32, y: &mut [u16]) -> f32 {
     let hidden = h.len() as f32;
     let (mean, rescue) = mean_square(sum_of_squares(h, UNSCALED), hidden, eps);
-    let row = rescue.unwrap_or(UNSCALED);
     let rstd = match rescue {
         None => reciprocal_root(mean),
-        Some(row) => scaled_rstd(sum_of_squares(h, row), hidden, eps, row),
+        Some(row) => rescued_rstd(sum_of_squares(h, row), hidden, eps, row),
     };
     for ((y, &h), &w) in y.iter_mut().zip(h).zip(&w.elements) {
-        *y = narrow(((widen(h) * row.scale) * rstd) * w);
+        *y = narrow((widen(h) * rstd) * w);
     }
-    canonical(rstd * row.scale)
+    canonical(rstd)
 }
 
 /// dx = BF16(fma(−k, x, rstd ⊗ a) [⊕ dh]) of a row, with a = dy ⊗ w.

@@ -34,29 +34,17 @@ impl Leaves {
         }
     }
 
-    /// The sum of all leaves; `None` when there are no rows. n leaves make a node for each set
-    /// bit of n, the largest first; these fold from left to right.
+    /// The sum of all leaves; `None` when there are no rows.
     pub(super) fn root<F>(&self, leaf: &F, instructions: Instructions) -> Option<Node>
     where
         F: Fn(Range<usize>) -> Node + Sync,
     {
-        let mut root: Option<Node> = None;
-        let mut start = 0;
-        for level in (0..usize::BITS)
-            .rev()
-            .filter(|level| self.count >> level & 1 == 1)
-        {
-            let node = self.node(level, start >> level, leaf, instructions);
-            match &mut root {
-                None => root = Some(node),
-                Some(root) => root.add(&node, instructions),
-            }
-            start += 1 << level;
-        }
-        root
+        let level = self.count.next_power_of_two().trailing_zeros();
+        (self.count > 0).then(|| self.node(level, 0, leaf, instructions))
     }
 
-    /// Node `index` of level `level`: leaves index·2^level … (index + 1)·2^level − 1.
+    /// Node `index` of level `level`: leaves index·2^level … (index + 1)·2^level − 1, as far as
+    /// there are. It is its left child where there are none on the right.
     fn node<F>(&self, level: u32, index: usize, leaf: &F, instructions: Instructions) -> Node
     where
         F: Fn(Range<usize>) -> Node + Sync,
@@ -66,6 +54,9 @@ impl Leaves {
             return leaf(first..(first + self.leaf_rows).min(self.rows));
         }
         let half = |index| self.node(level - 1, index, leaf, instructions);
+        if (2 * index + 1) << (level - 1) >= self.count {
+            return half(2 * index);
+        }
         let elements = (self.leaf_rows << level) * self.hidden;
         let (mut left, right) = if elements > TASK_ELEMENTS {
             rayon::join(|| half(2 * index), || half(2 * index + 1))

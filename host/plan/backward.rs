@@ -7,6 +7,7 @@ use cake_rmsnorm_kernels::backward::{block, reduce, split, warp, wide};
 use cake_rmsnorm_kernels::contract::{Program, WeightType};
 use cake_rmsnorm_kernels::leaf;
 use cake_rmsnorm_kernels::row_sum::SCRATCH_BYTES;
+use cake_rmsnorm_kernels::tree;
 
 /// How dw is summed: leaves of rows, runs of leaves. The leaves are part of the numerics contract
 /// and depend on T and H alone; runs are a choice that changes no bit.
@@ -35,22 +36,10 @@ impl LeafTable {
         1 << self.leaf_log2
     }
 
-    /// Runs, the last one perhaps incomplete.
+    /// Runs, the last one perhaps incomplete: as many nodes are stored.
     #[must_use]
     pub fn runs(&self) -> u32 {
         self.leaves.div_ceil(1 << self.run_log2)
-    }
-
-    /// Nodes of complete runs.
-    #[must_use]
-    pub fn full_nodes(&self) -> u32 {
-        self.leaves >> self.run_log2
-    }
-
-    /// Nodes of the incomplete last run.
-    #[must_use]
-    pub fn edge_nodes(&self) -> u32 {
-        (self.leaves & ((1 << self.run_log2) - 1)).count_ones()
     }
 }
 
@@ -116,7 +105,7 @@ fn split_plan(
     };
     let leaves = LeafTable::new(rows, hidden, 0).leaves;
     let leaf = LeafTable::new(rows, hidden, chunk_log2(leaves, threads));
-    let shared_bytes = reduce::roots_bytes(threads, leaf.run_log2).max(SCRATCH_BYTES);
+    let shared_bytes = reduce::shared_bytes(threads, leaf.run_log2).max(SCRATCH_BYTES);
     fits(shared_bytes, device)?;
     // Row tasks beyond what is resident are taken in turns.
     let row_blocks = rows.min(u64::from(device.multiprocessors()) * 8) as u32;
@@ -176,22 +165,21 @@ fn single_read(
         dependent: false,
     };
 
-    let chunk_log2 = chunk_log2(leaf.full_nodes(), REDUCE_THREADS);
+    let chunk_log2 = chunk_log2(leaf.runs(), REDUCE_THREADS);
     let reduce = Launch {
         kernel: entry(Program::Reduce, None, false),
         grid: split::column_tasks(hidden),
         block: REDUCE_THREADS,
-        shared_bytes: reduce::roots_bytes(REDUCE_THREADS, chunk_log2),
+        shared_bytes: reduce::shared_bytes(REDUCE_THREADS, chunk_log2),
         dependent: true,
     };
     fits(reduce.shared_bytes, device)?;
-    let nodes = u64::from(leaf.full_nodes() + leaf.edge_nodes());
     Ok(BackwardPlan {
         main: Some(main),
         reduce: Some(reduce),
         leaf,
         chunk_log2,
-        workspace_bytes: nodes * 8 * u64::from(hidden),
+        workspace_bytes: u64::from(leaf.runs()) * 8 * u64::from(hidden),
     })
 }
 
@@ -218,7 +206,7 @@ fn fits(needed: u32, device: &DeviceProperties) -> Result<()> {
 
 /// Chunks such that the positions of a block of `threads` threads cover `nodes` nodes.
 fn chunk_log2(nodes: u32, threads: u32) -> u32 {
-    let positions = threads / reduce::WIDTH;
+    let positions = threads / tree::WIDTH;
     nodes.div_ceil(positions).next_power_of_two().trailing_zeros()
 }
 
@@ -235,8 +223,7 @@ fn best_run(
         let leaf = LeafTable::new(rows, hidden, run_log2);
         let rounds = u64::from(leaf.runs().div_ceil(workers));
         let busiest = rounds << (run_log2 + leaf.leaf_log2);
-        let nodes = u64::from(leaf.full_nodes() + leaf.edge_nodes());
-        6 * busiest * u64::from(workers) + 8 * nodes
+        6 * busiest * u64::from(workers) + 8 * u64::from(leaf.runs())
     };
     let candidates = (smallest..=smallest + 4).filter(|&r| r == smallest || fits(r));
     candidates.min_by_key(|&r| cost(r)).unwrap_or(smallest)

@@ -172,13 +172,12 @@ pub fn reciprocal_root(mean_square: f32) -> f32 {
     1.0 / sqrt(mean_square)
 }
 
-/// rstd of a row that was summed after scaling, times 1 / scale: multiply the scaled elements
-/// by it.
+/// rstd of a row whose squares were summed after scaling.
 #[inline(always)]
-pub fn scaled_rstd(sum_of_squares: f32, hidden: f32, eps: f32, row: RowScale) -> f32 {
+pub fn rescued_rstd(sum_of_squares: f32, hidden: f32, eps: f32, row: RowScale) -> f32 {
     // Two exact steps: eps · scale² itself may not be representable.
     let eps = eps * row.scale * row.scale;
-    reciprocal_root(sum_of_squares / hidden + eps)
+    reciprocal_root(sum_of_squares / hidden + eps) * row.scale
 }
 
 /// y = BF16((h ⊗ rstd) ⊗ w) before the rounding, for eight elements.
@@ -259,6 +258,15 @@ impl Pair {
         let left_part = sum - right_part;
         let lost = (self.sum - left_part) + (right.sum - right_part);
         Pair { sum, comp: (self.comp + right.comp) + lost }
+    }
+
+    /// `self` where `condition` holds, else `other`; a choice of registers, not of memory.
+    #[inline(always)]
+    pub fn or(self, other: Pair, condition: bool) -> Pair {
+        Pair {
+            sum: if condition { self.sum } else { other.sum },
+            comp: if condition { self.comp } else { other.comp },
+        }
     }
 
     /// The value, rounded once. A sum that overflowed stays infinite: its compensation is not

@@ -110,58 +110,58 @@ macro_rules! entries {
 
 entries! { FORWARD, "forward_f32", "forward_bf16",
     Program::ForwardWarp { vectors: 1 } => ForwardParams, forward::warp::<W, 1, RESIDUAL>, threads 1024, blocks 0, {
-        forward_warp_f32_v1 [0, 10, 4, 2];
-        forward_warp_f32_v1_residual [0, 10, 6, 3];
-        forward_warp_bf16_v1 [0, 10, 3, 2];
-        forward_warp_bf16_v1_residual [0, 10, 5, 3];
+        forward_warp_f32_v1 [0, 10, 4, 1];
+        forward_warp_f32_v1_residual [0, 10, 6, 2];
+        forward_warp_bf16_v1 [0, 10, 3, 1];
+        forward_warp_bf16_v1_residual [0, 10, 5, 2];
     }
     Program::ForwardWarp { vectors: 2 } => ForwardParams, forward::warp::<W, 2, RESIDUAL>, threads 512, blocks 0, {
-        forward_warp_f32_v2 [0, 12, 8, 4];
-        forward_warp_f32_v2_residual [0, 12, 12, 6];
-        forward_warp_bf16_v2 [0, 12, 6, 4];
-        forward_warp_bf16_v2_residual [0, 12, 10, 6];
+        forward_warp_f32_v2 [0, 12, 8, 2];
+        forward_warp_f32_v2_residual [0, 12, 12, 4];
+        forward_warp_bf16_v2 [0, 12, 6, 2];
+        forward_warp_bf16_v2_residual [0, 12, 10, 4];
     }
     Program::ForwardWarp { vectors: 4 } => ForwardParams, forward::warp::<W, 4, RESIDUAL>, threads 512, blocks 0, {
-        forward_warp_f32_v4 [0, 16, 24, 8];
-        forward_warp_f32_v4_residual [0, 16, 32, 12];
-        forward_warp_bf16_v4 [0, 16, 16, 8];
-        forward_warp_bf16_v4_residual [0, 16, 24, 12];
+        forward_warp_f32_v4 [0, 16, 16, 4];
+        forward_warp_f32_v4_residual [0, 16, 24, 8];
+        forward_warp_bf16_v4 [0, 16, 12, 4];
+        forward_warp_bf16_v4_residual [0, 16, 20, 8];
     }
     Program::ForwardBlock { vectors: 1 } => ForwardParams, forward::block::<W, 1, RESIDUAL>, threads 1024, blocks 0, {
-        forward_block_f32_v1 [2, 20, 4, 2];
-        forward_block_f32_v1_residual [2, 20, 6, 3];
-        forward_block_bf16_v1 [2, 20, 3, 2];
-        forward_block_bf16_v1_residual [2, 20, 5, 3];
+        forward_block_f32_v1 [2, 20, 4, 1];
+        forward_block_f32_v1_residual [2, 20, 6, 2];
+        forward_block_bf16_v1 [2, 20, 3, 1];
+        forward_block_bf16_v1_residual [2, 20, 5, 2];
     }
     Program::ForwardBlock { vectors: 2 } => ForwardParams, forward::block::<W, 2, RESIDUAL>, threads 512, blocks 0, {
-        forward_block_f32_v2 [2, 20, 8, 4];
-        forward_block_f32_v2_residual [2, 20, 12, 6];
-        forward_block_bf16_v2 [2, 20, 6, 4];
-        forward_block_bf16_v2_residual [2, 20, 10, 6];
+        forward_block_f32_v2 [2, 20, 8, 2];
+        forward_block_f32_v2_residual [2, 20, 12, 4];
+        forward_block_bf16_v2 [2, 20, 6, 2];
+        forward_block_bf16_v2_residual [2, 20, 10, 4];
     }
     Program::ForwardBlock { vectors: 4 } => ForwardParams, forward::block::<W, 4, RESIDUAL>, threads 512, blocks 0, {
-        forward_block_f32_v4 [2, 22, 24, 8];
-        forward_block_f32_v4_residual [2, 22, 32, 12];
-        forward_block_bf16_v4 [2, 22, 16, 8];
-        forward_block_bf16_v4_residual [2, 22, 24, 12];
+        forward_block_f32_v4 [2, 22, 16, 4];
+        forward_block_f32_v4_residual [2, 22, 24, 8];
+        forward_block_bf16_v4 [2, 22, 12, 4];
+        forward_block_bf16_v4_residual [2, 22, 20, 8];
     }
     Program::ForwardRing { vectors: 1, stages: 4 } => ForwardParams, forward::ring::<W, 1, 4, FORWARD_TENSORS>, threads 1024, blocks 0, {
-        forward_ring_f32_v1 [0, 0, 0, 0];
-        forward_ring_f32_v1_residual [0, 0, 0, 0];
-        forward_ring_bf16_v1 [0, 0, 0, 0];
-        forward_ring_bf16_v1_residual [0, 0, 0, 0];
+        forward_ring_f32_v1 [2, 20, 2, 1];
+        forward_ring_f32_v1_residual [2, 20, 2, 2];
+        forward_ring_bf16_v1 [2, 20, 1, 1];
+        forward_ring_bf16_v1_residual [2, 20, 1, 2];
     }
     Program::ForwardRing { vectors: 2, stages: 3 } => ForwardParams, forward::ring::<W, 2, 3, FORWARD_TENSORS>, threads 512, blocks 0, {
-        forward_ring_f32_v2 [0, 0, 0, 0];
-        forward_ring_f32_v2_residual [0, 0, 0, 0];
-        forward_ring_bf16_v2 [0, 0, 0, 0];
-        forward_ring_bf16_v2_residual [0, 0, 0, 0];
+        forward_ring_f32_v2 [2, 20, 4, 2];
+        forward_ring_f32_v2_residual [2, 20, 4, 4];
+        forward_ring_bf16_v2 [2, 20, 2, 2];
+        forward_ring_bf16_v2_residual [2, 20, 2, 4];
     }
     Program::ForwardRing { vectors: 4, stages: 2 } => ForwardParams, forward::ring::<W, 4, 2, FORWARD_TENSORS>, threads 512, blocks 0, {
-        forward_ring_f32_v4 [0, 0, 0, 0];
-        forward_ring_f32_v4_residual [0, 0, 0, 0];
-        forward_ring_bf16_v4 [0, 0, 0, 0];
-        forward_ring_bf16_v4_residual [0, 0, 0, 0];
+        forward_ring_f32_v4 [2, 22, 8, 4];
+        forward_ring_f32_v4_residual [2, 22, 8, 8];
+        forward_ring_bf16_v4 [2, 22, 4, 4];
+        forward_ring_bf16_v4_residual [2, 22, 4, 8];
     }
     Program::ForwardWide => ForwardParams, forward::wide::<W, RESIDUAL>, threads 512, blocks 0, {
         forward_wide_f32 [4, 20, 5, 1];
@@ -173,34 +173,34 @@ entries! { FORWARD, "forward_f32", "forward_bf16",
 
 entries! { BACKWARD, "backward_f32", "backward_bf16",
     Program::BackwardWarp { vectors: 1, stages: 4 } => BackwardParams, warp::<W, 1, 4, TENSORS>, threads 512, blocks 0, {
-        backward_warp_f32_v1 [3, 10, 2, 14];
-        backward_warp_f32_v1_residual [3, 10, 2, 14];
-        backward_warp_bf16_v1 [3, 10, 1, 14];
-        backward_warp_bf16_v1_residual [3, 10, 1, 14];
+        backward_warp_f32_v1 [3, 5, 2, 5];
+        backward_warp_f32_v1_residual [3, 5, 2, 5];
+        backward_warp_bf16_v1 [3, 5, 1, 5];
+        backward_warp_bf16_v1_residual [3, 5, 1, 5];
     }
     Program::BackwardWarp { vectors: 2, stages: 2 } => BackwardParams, warp::<W, 2, 2, TENSORS>, threads 256, blocks 0, {
-        backward_warp_f32_v2 [3, 12, 4, 28];
-        backward_warp_f32_v2_residual [3, 12, 4, 28];
-        backward_warp_bf16_v2 [3, 12, 2, 28];
-        backward_warp_bf16_v2_residual [3, 12, 2, 28];
+        backward_warp_f32_v2 [3, 6, 4, 10];
+        backward_warp_f32_v2_residual [3, 6, 4, 10];
+        backward_warp_bf16_v2 [3, 6, 2, 10];
+        backward_warp_bf16_v2_residual [3, 6, 2, 10];
     }
     Program::BackwardBlock { vectors: 2, rows: 1, stages: 3 } => BackwardParams, block::<W, 2, 1, 3, TENSORS>, threads 512, blocks 0, {
-        backward_block_f32_v2r1s3 [0, 0, 0, 0];
-        backward_block_f32_v2r1s3_residual [0, 0, 0, 0];
-        backward_block_bf16_v2r1s3 [0, 0, 0, 0];
-        backward_block_bf16_v2r1s3_residual [0, 0, 0, 0];
+        backward_block_f32_v2r1s3 [3, 10, 4, 10];
+        backward_block_f32_v2r1s3_residual [3, 10, 4, 10];
+        backward_block_bf16_v2r1s3 [3, 10, 2, 10];
+        backward_block_bf16_v2r1s3_residual [3, 10, 2, 10];
     }
     Program::BackwardBlock { vectors: 2, rows: 1, stages: 2 } => BackwardParams, block::<W, 2, 1, 2, TENSORS>, threads 512, blocks 0, {
-        backward_block_f32_v2r1s2 [0, 0, 0, 0];
-        backward_block_f32_v2r1s2_residual [0, 0, 0, 0];
-        backward_block_bf16_v2r1s2 [0, 0, 0, 0];
-        backward_block_bf16_v2r1s2_residual [0, 0, 0, 0];
+        backward_block_f32_v2r1s2 [3, 10, 4, 10];
+        backward_block_f32_v2r1s2_residual [3, 10, 4, 10];
+        backward_block_bf16_v2r1s2 [3, 10, 2, 10];
+        backward_block_bf16_v2r1s2_residual [3, 10, 2, 10];
     }
     Program::BackwardBlock { vectors: 2, rows: 1, stages: 4 } => BackwardParams, block::<W, 2, 1, 4, TENSORS>, threads 384, blocks 0, {
-        backward_block_f32_v2r1s4 [0, 0, 0, 0];
-        backward_block_f32_v2r1s4_residual [0, 0, 0, 0];
-        backward_block_bf16_v2r1s4 [0, 0, 0, 0];
-        backward_block_bf16_v2r1s4_residual [0, 0, 0, 0];
+        backward_block_f32_v2r1s4 [3, 10, 4, 10];
+        backward_block_f32_v2r1s4_residual [3, 10, 4, 10];
+        backward_block_bf16_v2r1s4 [3, 10, 2, 10];
+        backward_block_bf16_v2r1s4_residual [3, 10, 2, 10];
     }
     Program::BackwardWide => BackwardParams, wide::<W, RESIDUAL>, threads 1024, blocks 0, {
         backward_wide_f32 [1, 10, 8, 10];
@@ -209,22 +209,22 @@ entries! { BACKWARD, "backward_f32", "backward_bf16",
         backward_wide_bf16_residual [1, 10, 6, 10];
     }
     Program::BackwardSplit { vectors: 1 } => BackwardParams, split::<W, 1, RESIDUAL>, threads 512, blocks 0, {
-        backward_split_f32_v1 [3, 10, 14, 3];
-        backward_split_f32_v1_residual [3, 10, 16, 3];
-        backward_split_bf16_v1 [3, 10, 13, 3];
-        backward_split_bf16_v1_residual [3, 10, 15, 3];
+        backward_split_f32_v1 [2, 24, 8, 1];
+        backward_split_f32_v1_residual [2, 24, 9, 1];
+        backward_split_bf16_v1 [2, 24, 7, 1];
+        backward_split_bf16_v1_residual [2, 24, 8, 1];
     }
     Program::BackwardSplit { vectors: 2 } => BackwardParams, split::<W, 2, RESIDUAL>, threads 512, blocks 0, {
-        backward_split_f32_v2 [3, 10, 20, 4];
-        backward_split_f32_v2_residual [3, 10, 24, 4];
-        backward_split_bf16_v2 [3, 10, 18, 4];
-        backward_split_bf16_v2_residual [3, 10, 22, 4];
+        backward_split_f32_v2 [2, 24, 12, 2];
+        backward_split_f32_v2_residual [2, 24, 14, 2];
+        backward_split_bf16_v2 [2, 24, 10, 2];
+        backward_split_bf16_v2_residual [2, 24, 12, 2];
     }
     Program::BackwardSplitWide => BackwardParams, split_wide::<W, RESIDUAL>, threads 512, blocks 0, {
-        backward_split_wide_f32 [4, 10, 16, 3];
-        backward_split_wide_f32_residual [4, 10, 17, 3];
-        backward_split_wide_bf16 [4, 10, 14, 3];
-        backward_split_wide_bf16_residual [4, 10, 15, 3];
+        backward_split_wide_f32 [3, 24, 12, 1];
+        backward_split_wide_f32_residual [3, 24, 13, 1];
+        backward_split_wide_bf16 [3, 24, 10, 1];
+        backward_split_wide_bf16_residual [3, 24, 11, 1];
     }
 }
 
@@ -233,7 +233,7 @@ entry!("reduce", backward_reduce, ReduceParams, reduce, F32Weight, false);
 #[cfg(not(target_arch = "nvptx64"))]
 const REDUCE: &[Kernel] = &[contract!(
     "reduce", backward_reduce, ReduceParams, reduce, F32Weight, false,
-    Program::Reduce, None, 256, 0, [2, 0, 20, 2]
+    Program::Reduce, None, 256, 0, [1, 14, 16, 0]
 )];
 
 #[cfg(not(target_arch = "nvptx64"))]

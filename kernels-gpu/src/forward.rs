@@ -10,9 +10,9 @@
 
 use crate::arith::{
     Lane, RowScale, TILE, add_residual, canonical, lane_dot, mean_square, narrow, normalise,
-    reciprocal_root, scaled_rstd, unroll, widen,
+    reciprocal_root, rescued_rstd, unroll, widen,
 };
-use crate::device::{Words4, global, shared, thread};
+use crate::device::{Words4, global, hint, shared, thread};
 use crate::params::ForwardParams;
 use crate::ring::{Ring, Source, ring_bytes};
 use crate::row_sum::{BlockSum, Group, SCRATCH_BYTES, TileSums, warp_row_sum};
@@ -207,7 +207,7 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &ForwardParams, row: u32)
             while tile < tiles {
                 let h = scaled(load(tile), scale);
                 sums.publish(tile, lane_dot(&h, &h));
-                tile += warps;
+                tile = hint::forget(tile) + warps;
             }
             let sum = sums.finish(tiles);
             // The tile sums are read until here; the next sum writes them.
@@ -217,7 +217,7 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &ForwardParams, row: u32)
         let (mean, rescue) = mean_square(sum(None), hidden, p.eps);
         let rstd = match rescue {
             None => reciprocal_root(mean),
-            Some(scale) => scaled_rstd(sum(rescue), hidden, p.eps, scale),
+            Some(scale) => rescued_rstd(sum(rescue), hidden, p.eps, scale),
         };
         let mut tile = warp;
         while tile < tiles {
@@ -227,13 +227,12 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &ForwardParams, row: u32)
                 if RESIDUAL {
                     columns.store(row_start_mut(p.h, row, p.h_stride), 0, h);
                 }
-                let y = normalise(&scaled(h, rescue), rstd, &W::load(p.w, columns.first));
+                let y = normalise(&widen(h), rstd, &W::load(p.w, columns.first));
                 columns.store(row_start_mut(p.y, row, p.y_stride), 0, narrow(&y));
             }
-            tile += warps;
+            tile = hint::forget(tile) + warps;
         }
         if thread::thread_idx_x() == 0 {
-            let rstd = rescue.map_or(rstd, |scale| rstd * scale.scale);
             global::store_f32(p.rstd.add(row as usize), canonical(rstd));
         }
     }
@@ -292,19 +291,11 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
             if keep_weight { kept[v] } else { unsafe { W::load(p.w, columns.column(v)) } }
         };
         let rstd = match rescue {
-            None => {
-                let rstd = reciprocal_root(mean);
-                // SAFETY: the row is inside y, and this thread alone writes its columns.
-                unsafe { store_row(columns, out, &h, rstd, weight, |h| h) };
-                rstd
-            }
-            Some(scale) => {
-                let rstd = redo_sum(&h, scale, &mut sum, hidden, p.eps);
-                // SAFETY: the row is inside y, and this thread alone writes its columns.
-                unsafe { store_row(columns, out, &h, rstd, weight, |h| scale.apply(&h)) };
-                rstd * scale.scale
-            }
+            None => reciprocal_root(mean),
+            Some(scale) => redo_sum(&h, scale, &mut sum, hidden, p.eps),
         };
+        // SAFETY: the row is inside y, and this thread alone writes its columns.
+        unsafe { store_row(columns, out, &h, rstd, weight) };
         if turn.leader {
             // SAFETY: rstd has an element a row, and the leader alone writes it.
             unsafe { global::store_f32(p.rstd.add(row_index as usize), canonical(rstd)) };
@@ -313,7 +304,7 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
     }
 }
 
-/// rstd of the row times 1 / scale, from the sum over the scaled row.
+/// rstd of the row, from the sum over the scaled row.
 #[inline(always)]
 fn redo_sum<const VECTORS: usize>(
     h: &[Words4; VECTORS],
@@ -327,10 +318,10 @@ fn redo_sum<const VECTORS: usize>(
         let scaled = scale.apply(&widen(h[v]));
         squares[v] = lane_dot(&scaled, &scaled);
     });
-    scaled_rstd(sum(squares), hidden, eps, scale)
+    rescued_rstd(sum(squares), hidden, eps, scale)
 }
 
-/// y = BF16((scaled(h) ⊗ rstd) ⊗ w) for a thread's part of a row.
+/// y = BF16((h ⊗ rstd) ⊗ w) for a thread's part of a row.
 ///
 /// # Safety
 /// - `out` points to a row as [`Columns::store`] wants it.
@@ -341,11 +332,10 @@ unsafe fn store_row<const VECTORS: usize>(
     h: &[Words4; VECTORS],
     rstd: f32,
     weight: impl Fn(usize) -> Lane,
-    scaled: impl Fn(Lane) -> Lane,
 ) {
     unroll::<VECTORS>(|v| {
         if columns.holds(v) {
-            let y = normalise(&scaled(widen(h[v])), rstd, &weight(v));
+            let y = normalise(&widen(h[v]), rstd, &weight(v));
             // SAFETY: the caller's obligation.
             unsafe { columns.store(out, v, narrow(&y)) };
         }

@@ -84,10 +84,8 @@ pub struct ReduceParams {
     pub dw: *mut f32,
     /// H.
     pub hidden: u32,
-    /// Nodes of equal size at the front of `nodes`, in order.
-    pub full_nodes: u32,
-    /// Smaller nodes behind them, from left to right: the incomplete right edge.
-    pub edge_nodes: u32,
+    /// Nodes.
+    pub node_count: u32,
     /// log₂ of the consecutive nodes that one thread folds.
     pub chunk_log2: u32,
 }

@@ -1,11 +1,11 @@
 //! The aligned binary tree over leaves in which dw is summed, and how nodes travel.
 //!
-//! Node m of level k covers leaves m·2ᵏ … (m + 1)·2ᵏ − 1. n leaves make one node for each set bit
-//! of n, the largest first; these fold from left to right. Whoever owns an aligned run of leaves
-//! may fold it alone: the result has the same bits.
+//! Node m of level k covers leaves m·2ᵏ … (m + 1)·2ᵏ − 1: it is the sum of its left and its right
+//! child, or its left child where there are no leaves on the right. Whoever owns an aligned run of
+//! leaves may fold it alone: the result has the same bits.
 
 use crate::arith::{LANE_ELEMENTS, LanePairs, Pair, combine, unroll};
-use crate::device::{Words4, global, shared, thread};
+use crate::device::{Words4, global, shared, thread, warp};
 
 /// The pairs of a thread's columns: one node of the tree, or a part of it.
 pub type Node<const VECTORS: usize> = [LanePairs; VECTORS];
@@ -195,24 +195,28 @@ impl<const VECTORS: usize> Counter<VECTORS> {
         Shelf::new(self.base + level * bytes)
     }
 
-    /// Adds node number `index` modulo 2^log2 of the run; true when `node` has become the run's node.
+    /// Adds node number `index` modulo 2^log2 of the run. `node` becomes the run's node when
+    /// `last` is set or the run complete (the answer is true then).
     ///
     /// # Safety
     /// - A run's nodes come in order from 0; shared memory holds the shelves, and no other thread
     ///   accesses the calling thread's places without a barrier in between.
     #[inline(always)]
-    pub unsafe fn push(self, index: u32, node: &mut Node<VECTORS>) -> bool {
+    pub unsafe fn push(self, index: u32, last: bool, node: &mut Node<VECTORS>) -> bool {
         let thread = thread::thread_idx_x();
         let index = index & ((1 << self.log2) - 1);
         let mut level = 0;
         // SAFETY: the caller's obligations; a level is read only after it was written, since
         // its bit of `index` is set.
         unsafe {
-            while index >> level & 1 == 1 {
-                self.level(level).add_left_of(thread, node);
+            // The last node is the right child of every level that waits for one.
+            while index >> level & 1 == 1 || last && index >> level != 0 {
+                if index >> level & 1 == 1 {
+                    self.level(level).add_left_of(thread, node);
+                }
                 level += 1;
             }
-            if level == self.log2 {
+            if last || level == self.log2 {
                 return true;
             }
             self.level(level).put_node(thread, node);
@@ -221,19 +225,18 @@ impl<const VECTORS: usize> Counter<VECTORS> {
     }
 }
 
-/// Folds the nodes of a block's positions (groups of `width` threads, a node a position) in the
-/// aligned tree. On return the roots stand at the positions that the binary expansion of
-/// `complete` gives, both in their threads' `node` and on the shelf, which all may read.
+/// Folds the nodes of a block's positions (groups of `width` threads, a node a position, the first
+/// `present` of them): the root is position 0's `node` then.
 ///
 /// # Safety
-/// - Every thread of the block reaches this call, with the same `complete`.
-/// - The shelf is free, and `complete` at most the number of positions.
+/// - Every thread of the block reaches this call, with the same `present`.
+/// - The shelf is free, and `present` at most the number of positions.
 #[inline(always)]
 pub unsafe fn fold_positions<const VECTORS: usize>(
     shelf: Shelf<VECTORS>,
     node: &mut Node<VECTORS>,
     width: u32,
-    complete: u32,
+    present: u32,
 ) {
     let thread = thread::thread_idx_x();
     let position = thread / width;
@@ -242,15 +245,121 @@ pub unsafe fn fold_positions<const VECTORS: usize>(
     unsafe {
         shelf.put_node(thread, node);
         let mut step = 1;
-        while 2 * step <= complete {
+        while step < present {
             thread::sync_threads();
-            let pair = 2 * step;
-            if position & (pair - 1) == 0 && position + pair <= complete {
+            if position & (2 * step - 1) == 0 && position + step < present {
                 shelf.add_right_of(thread + step * width, node);
                 shelf.put_node(thread, node);
             }
-            step = pair;
+            step *= 2;
         }
         thread::sync_threads();
     }
+}
+
+/// Threads that share a node's columns where positions are narrow: 32 columns.
+pub const WIDTH: u32 = 4;
+/// Positions of a warp.
+const WARP_POSITIONS: u32 = 32 / WIDTH;
+/// Most warps whose nodes [`fold_narrow`] folds.
+const MAX_WARPS: usize = 16;
+
+/// Bytes of shared memory that [`fold_narrow`] needs.
+pub const FOLD_NARROW_BYTES: u32 = 2 * 4 * 32 * MAX_WARPS as u32;
+
+/// As [`fold_positions`] for positions of [`WIDTH`] threads: every thread of warp 0 gets one column
+/// of the root, number [`narrow_column`] of the block's 32 columns.
+///
+/// In each step neighbours exchange halves of their columns, so both work.
+///
+/// # Safety
+/// - Every thread of the block reaches this call, with the same `present`; at most 16 warps.
+/// - [`FOLD_NARROW_BYTES`] of shared memory at `base` are free.
+#[inline(always)]
+pub unsafe fn fold_narrow(base: u32, node: &LanePairs, present: u32) -> Pair {
+    let thread = thread::thread_idx_x();
+    let (warp, lane) = (thread / 32, thread % 32);
+    let position = thread / WIDTH;
+    // SAFETY: all lanes of each warp are here.
+    let root = unsafe {
+        let four: [Pair; 4] = exchange_halves(node, 1, position, present);
+        let two: [Pair; 2] = exchange_halves(&four, 2, position, present);
+        let one: [Pair; 1] = exchange_halves(&two, 4, position, present);
+        one[0]
+    };
+    let warps = present.div_ceil(WARP_POSITIONS);
+    if warps <= 1 {
+        return root;
+    }
+    let place = |warp: u32| base + 8 * 32 * warp + 4 * lane;
+    // SAFETY: places are the thread's own until the barrier, and read-only after it; those of
+    // the first `warps` warps were written.
+    unsafe {
+        shared::store_f32(place(warp), root.sum);
+        shared::store_f32(place(warp) + 4 * 32, root.comp);
+        thread::sync_threads();
+        if warp > 0 {
+            return root;
+        }
+        let mut nodes = [Pair::ZERO; MAX_WARPS];
+        let take = |nodes: &mut [Pair; MAX_WARPS], i: usize| {
+            if (i as u32) < warps {
+                let place = place(i as u32);
+                let comp = shared::load_f32(place + 4 * 32);
+                nodes[i] = Pair { sum: shared::load_f32(place), comp };
+            }
+        };
+        unroll::<8>(|i| take(&mut nodes, i));
+        unroll::<8>(|i| take(&mut nodes, i + 8));
+        unroll::<4>(|level| {
+            let step = 1 << level;
+            unroll::<8>(|m| {
+                let left = 2 * step * m;
+                if left + step < MAX_WARPS && ((left + step) as u32) < warps {
+                    nodes[left] = nodes[left].combine(nodes[left + step]);
+                }
+            });
+        });
+        nodes[0]
+    }
+}
+
+/// The column of the block that a thread has after [`fold_narrow`].
+#[inline(always)]
+pub fn narrow_column() -> u32 {
+    let lane = thread::thread_idx_x() % 32;
+    lane % WIDTH * LANE_ELEMENTS as u32 + (lane >> 2 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 4)
+}
+
+/// One step of [`fold_narrow`]: positions `distance` apart combine, the left one going on with the
+/// first half of the columns, the right one with the second.
+///
+/// # Safety
+/// - All 32 lanes of the warp reach this call together.
+#[inline(always)]
+unsafe fn exchange_halves<const COLUMNS: usize, const HALF: usize>(
+    pairs: &[Pair; COLUMNS],
+    distance: u32,
+    position: u32,
+    present: u32,
+) -> [Pair; HALF] {
+    const { assert!(COLUMNS == 2 * HALF) };
+    let right = position & distance != 0;
+    let has_right = (position & !(2 * distance - 1)) + distance < present;
+    let mut out = [Pair::ZERO; HALF];
+    unroll::<HALF>(|i| {
+        let (low, high) = (pairs[i], pairs[HALF + i]);
+        let keep = high.or(low, right);
+        let send = low.or(high, right);
+        // SAFETY: the caller's obligation.
+        let got = unsafe {
+            Pair {
+                sum: warp::shuffle_xor(send.sum, distance * WIDTH),
+                comp: warp::shuffle_xor(send.comp, distance * WIDTH),
+            }
+        };
+        let left = got.or(keep, right);
+        out[i] = left.combine(keep.or(got, right)).or(left, has_right);
+    });
+    out
 }

@@ -64,18 +64,13 @@ pub fn run(case: &Case) -> Outputs {
 
 fn forward(h: &[f32], w: &[f32], eps: f32) -> (Vec<u16>, f32) {
     let hidden = h.len() as f32;
-    let scaled = |scale: f32| h.iter().map(|h| h * scale).collect::<Vec<f32>>();
     let (mean, rescue) = arith::mean_square(row_sum(h, h), hidden, eps);
-    let (h, rstd, rstd_out) = match rescue {
-        None => {
-            let rstd = 1.0 / mean.sqrt();
-            (h.to_vec(), rstd, rstd)
-        }
+    let rstd = match rescue {
+        None => 1.0 / mean.sqrt(),
         Some(row) => {
-            let h = scaled(row.scale);
+            let h: Vec<f32> = h.iter().map(|h| h * row.scale).collect();
             let mean = row_sum(&h, &h) / hidden + eps * row.scale * row.scale;
-            let rstd = 1.0 / mean.sqrt();
-            (h, rstd, rstd * row.scale)
+            1.0 / mean.sqrt() * row.scale
         }
     };
     let y = h
@@ -83,7 +78,7 @@ fn forward(h: &[f32], w: &[f32], eps: f32) -> (Vec<u16>, f32) {
         .zip(w)
         .map(|(h, w)| narrow((h * rstd) * w))
         .collect();
-    (y, canonical(rstd_out))
+    (y, canonical(rstd))
 }
 
 fn input_gradient(dy: &[f32], x: &[f32], dh: Option<&[f32]>, w: &[f32], rstd: f32) -> Vec<u16> {
@@ -157,23 +152,16 @@ fn weight_gradient(terms: &[(f32, f32, f32)], hidden: usize) -> f32 {
         .chunks(leaf_rows)
         .map(|rows| rows.iter().fold((0.0, 0.0), add_term))
         .collect();
-    let count = leaves.len();
-    let mut levels = vec![leaves];
-    while levels[levels.len() - 1].len() > 1 {
-        let below = &levels[levels.len() - 1];
-        let complete = below.chunks_exact(2).map(|pair| combine(pair[0], pair[1]));
-        let level = complete.collect();
-        levels.push(level);
+    // Level by level: neighbours combine, a last one without a neighbour goes up as it is.
+    let mut level = leaves;
+    while level.len() > 1 {
+        let pairs = level.chunks(2).map(|pair| match *pair {
+            [left, right] => combine(left, right),
+            _ => pair[0],
+        });
+        level = pairs.collect();
     }
-    // The incomplete right edge: the largest node that fits, then the next, from left to right.
-    let mut root = None;
-    let mut covered = 0;
-    while covered < count {
-        let level = (count - covered).ilog2();
-        let node = levels[level as usize][covered >> level];
-        root = Some(root.map_or(node, |root| combine(root, node)));
-        covered += 1 << level;
-    }
+    let root = level.first().copied();
     let (sum, comp) = root.unwrap_or_default();
     canonical(if sum.abs() < f32::INFINITY {
         sum + comp

@@ -1,6 +1,6 @@
 //! Backward, a group of warps a row.
 
-use crate::arith::{Lane, LanePairs, TILE, unroll};
+use crate::arith::{Lane, TILE, unroll};
 use crate::backward::row::{DH, RowWords, sources};
 use crate::device::{hint, shared, thread};
 use crate::params::BackwardParams;
@@ -20,8 +20,7 @@ use crate::tree::{Counter, Node, empty, fold_positions, shelf_bytes, store_node}
 ///
 /// Contract: at most as many blocks as runs; blocks of 2^g groups of [`group_threads`], g ≤ run_log2
 /// and at most 8 groups; H ≤ 16,384; shared memory as [`shared_bytes`] says; 16-byte aligned bases,
-/// row strides and H multiples of 8. Slots of the workspace: complete runs in order, then one for
-/// each node of the incomplete last run, the largest first.
+/// row strides and H multiples of 8. The workspace has a slot for each run.
 ///
 /// # Safety
 /// - `p` describes live buffers as [`BackwardParams`] says, and outputs overlap nothing.
@@ -93,9 +92,8 @@ pub unsafe fn block<
             coming = after(coming);
             row += full;
         }
-        let taken = (leaves - (run << p.run_log2)).min(1 << p.run_log2);
         // SAFETY: every thread of the block is here.
-        unsafe { close_run(p, columns, counter, run, taken, node) };
+        unsafe { close_run(p, columns, counter, run, leaves, node) };
         run += thread::grid_dim_x();
     }
 }
@@ -211,9 +209,10 @@ impl<const VECTORS: usize> Step<'_, VECTORS> {
     #[inline(always)]
     unsafe fn close_leaf(&self, row: u32, node: &mut Node<VECTORS>) {
         let leaf_mask = (1u32 << self.p.leaf_log2) - 1;
-        if (row + 1) & leaf_mask == 0 || row + 1 == self.p.rows {
+        let last = row + 1 == self.p.rows;
+        if (row + 1) & leaf_mask == 0 || last {
             // SAFETY: the caller's obligations; shared memory has the counter's shelves.
-            let complete = unsafe { self.counter.push(row >> self.p.leaf_log2, node) };
+            let complete = unsafe { self.counter.push(row >> self.p.leaf_log2, last, node) };
             if !complete {
                 *node = empty();
             }
@@ -221,61 +220,38 @@ impl<const VECTORS: usize> Step<'_, VECTORS> {
     }
 }
 
-/// Folds the groups' shares of run `run`, of which `taken` leaves exist, and stores the run's
-/// nodes.
+/// Folds the groups' shares of run `run` and stores the run's node.
 ///
 /// # Safety
-/// - As [`block`]; every thread of the block is here; `node` is the group's share, if complete.
+/// - As [`block`]; every thread of the block is here; `node` is the group's share, if it has rows.
 #[inline(always)]
 unsafe fn close_run<const VECTORS: usize>(
     p: &BackwardParams,
     columns: Columns<VECTORS>,
     counter: Counter<VECTORS>,
     run: u32,
-    taken: u32,
+    leaves: u32,
     mut node: Node<VECTORS>,
 ) {
     // Worked out again: the hot loop has no registers to carry it.
     let group = Group::of_thread(group_threads(VECTORS as u32, hint::forget(p.hidden)));
     let groups = group.count();
     let share_log2 = p.run_log2 - log2(groups);
-    let (complete, rest) = (taken >> share_log2, taken & ((1 << share_log2) - 1));
-    let store = |slot: u32, v: usize, pairs: &LanePairs| {
-        if columns.holds(v) {
-            // SAFETY: the workspace has a slot for every node, and this thread alone writes its
-            // columns of it.
-            unsafe { store_node(p.nodes, slot, p.hidden, columns.column(v), pairs) };
-        }
-    };
-    // SAFETY: every thread is here. The shelf for the fold may be the counter's: a thread's
-    // places there are its own, and it has stored what they hold.
+    let taken = (leaves - (run << p.run_log2)).min(1 << p.run_log2);
+    let present = (taken + ((1 << share_log2) - 1)) >> share_log2;
+    // SAFETY: every thread is here. The shelf for the fold may be the counter's: a thread's places
+    // there are its own, and no longer needed. The workspace has a slot for every run, and each
+    // thread of group 0 alone writes its columns of it.
     unsafe {
-        if rest != 0 && group.index == complete {
-            let mut slot = run + complete.count_ones();
-            let mut level = share_log2;
-            while level > 0 {
-                level -= 1;
-                if rest >> level & 1 == 1 {
-                    let shelf = counter.level(level);
-                    unroll::<VECTORS>(|v| store(slot, v, &shelf.get(thread::thread_idx_x(), v)));
-                    slot += 1;
-                }
-            }
-        }
         if groups > 1 {
-            fold_positions(counter.level(0), &mut node, group.threads, complete);
+            fold_positions(counter.level(0), &mut node, group.threads, present);
         }
-        // Roots stand where the binary expansion of `complete` puts them, the largest first.
-        let (mut position, mut slot, mut level) = (0, run, log2(groups) + 1);
-        while level > 0 {
-            level -= 1;
-            if complete >> level & 1 == 1 {
-                if group.index == position {
-                    unroll::<VECTORS>(|v| store(slot, v, &node[v]));
+        if group.index == 0 {
+            unroll::<VECTORS>(|v| {
+                if columns.holds(v) {
+                    store_node(p.nodes, run, p.hidden, columns.column(v), &node[v]);
                 }
-                position += 1 << level;
-                slot += 1;
-            }
+            });
         }
     }
 }

@@ -1,164 +1,132 @@
 //! dw from the nodes that the backward stored.
 
-use crate::arith::{LANE_ELEMENTS, LanePairs, combine, unroll};
-use crate::device::{Words4, dependent, global, shared, thread};
+use crate::arith::{LANE_ELEMENTS, Pair, unroll};
+use crate::device::{dependent, global, shared, thread};
 use crate::params::ReduceParams;
-use crate::tree::{Counter, Node, Shelf, empty, fold_positions, load_node, shelf_bytes};
+use crate::tree::{
+    Counter, FOLD_NARROW_BYTES, WIDTH, empty, fold_narrow, load_node, narrow_column, shelf_bytes,
+};
 
-/// Threads that share a node's columns in one block: 32 columns, 128 bytes a plane.
-pub const WIDTH: u32 = 4;
 /// Nodes that a thread loads at once.
 const BATCH: usize = 4;
 
 /// dw_j = s ⊕ c of the root, for the 32 columns of a block.
 ///
-/// Position i of the block (4 threads) folds nodes i·2^chunk_log2 and following, the block folds
-/// its positions, and the first position adds the right edge.
+/// Position i of the block ([`WIDTH`] threads) folds nodes i·2^chunk_log2 and following, then the
+/// block folds its positions.
 ///
-/// Contract: ⌈H / 32⌉ blocks of 4 · 2^m threads, 2^m · 2^chunk_log2 ≥ full_nodes;
-/// shared memory of [`roots_bytes`]; `nodes` and `dw`
-/// 16-byte aligned, H a multiple of 8.
+/// Contract: ⌈H / 32⌉ blocks of at most 16 warps, with (threads / 4) · 2^chunk_log2 ≥ nodes; shared
+/// memory of [`shared_bytes`]; `nodes` 16-byte aligned, H a multiple of 8.
 ///
 /// # Safety
 /// - `p` describes live buffers as [`ReduceParams`] says.
 /// - The launch keeps the contract.
 #[inline(always)]
 pub unsafe fn reduce(p: &ReduceParams) {
-    let thread = thread::thread_idx_x();
-    let (position, lane) = (thread / WIDTH, thread % WIDTH);
-    let column = thread::block_idx_x() * WIDTH * LANE_ELEMENTS as u32 + lane * LANE_ELEMENTS as u32;
-    let inside = column < p.hidden;
+    let position = thread::thread_idx_x() / WIDTH;
+    let column = Columns32::of_block(thread::block_idx_x(), p.hidden);
     let load = |slot: u32| {
-        if !inside {
+        if !column.inside {
             return empty::<1>()[0];
         }
-        // SAFETY: slots below full_nodes + edge_nodes were written by the kernel before.
-        unsafe { load_node(p.nodes, slot, p.hidden, column) }
+        // SAFETY: slots below p.node_count were written by the kernel before.
+        unsafe { load_node(p.nodes, slot, p.hidden, column.first) }
     };
 
     dependent::wait();
-    let first = position << p.chunk_log2;
-    let taken = (1 << p.chunk_log2).min(p.full_nodes.saturating_sub(first));
-    let roots = Roots::new(p.full_nodes, p.chunk_log2);
+    let chunk = Chunk::of_position(position, p.node_count, p.chunk_log2);
+    let counter = chunk_counter(p.chunk_log2);
     let mut node = empty::<1>();
     let mut index = 0;
-    while index < taken {
+    while index < chunk.count {
         // A batch of loads in flight, then their additions.
         let mut batch = empty::<BATCH>();
         unroll::<BATCH>(|i| {
-            if index + (i as u32) < taken {
-                batch[i] = load(first + index + i as u32);
+            if index + (i as u32) < chunk.count {
+                batch[i] = load(chunk.first + index + i as u32);
             }
         });
         unroll::<BATCH>(|i| {
-            if index + (i as u32) < taken {
+            let index = index + i as u32;
+            if index < chunk.count {
                 node = [batch[i]];
                 // SAFETY: this position's nodes come in order.
-                unsafe { roots.counter.push(index + i as u32, &mut node) };
+                unsafe { counter.push(index, index + 1 == chunk.count, &mut node) };
             }
         });
         index += BATCH as u32;
     }
-
-    // SAFETY: all threads are here.
-    let root = unsafe { roots.fold(node, position, lane) };
-    if position == 0 && inside {
-        let mut root = root;
-        let mut edge = 0;
-        while edge < p.edge_nodes {
-            let node = load(p.full_nodes + edge);
-            root = if p.full_nodes == 0 && edge == 0 { node } else { combine(&root, &node) };
-            edge += 1;
-        }
-        // SAFETY: eight columns inside dw, written by this thread alone.
-        unsafe { store_dw(p.dw, column, &root) };
+    // SAFETY: every thread is here; dw has H elements.
+    unsafe {
+        let root = fold_narrow(shared::base(), &node[0], chunk.positions);
+        store_dw(p.dw, p.hidden, root);
     }
 }
 
-/// Stores eight columns of dw, each rounded once.
+/// The eight columns of a thread, of the 32 of its block.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns32 {
+    /// First column.
+    pub first: u32,
+    /// Whether they are inside the row.
+    pub inside: bool,
+}
+
+impl Columns32 {
+    /// Columns of the calling thread in column task `task`.
+    #[inline(always)]
+    pub fn of_block(task: u32, hidden: u32) -> Self {
+        let lane = thread::thread_idx_x() % WIDTH;
+        let first = (task * WIDTH + lane) * LANE_ELEMENTS as u32;
+        Self { first, inside: first < hidden }
+    }
+}
+
+/// The consecutive nodes of a position.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk {
+    /// First node.
+    pub first: u32,
+    /// Nodes.
+    pub count: u32,
+    /// Positions of the block that have nodes.
+    pub positions: u32,
+}
+
+impl Chunk {
+    /// Nodes of position `position`, of `nodes` in chunks of 2^log2.
+    #[inline(always)]
+    pub fn of_position(position: u32, nodes: u32, log2: u32) -> Self {
+        let first = position << log2;
+        Self {
+            first,
+            count: (1 << log2).min(nodes.saturating_sub(first)),
+            positions: (nodes + ((1 << log2) - 1)) >> log2,
+        }
+    }
+}
+
+/// The counter of a position's chunk, behind the memory of [`fold_narrow`].
+#[inline(always)]
+pub fn chunk_counter(chunk_log2: u32) -> Counter<1> {
+    Counter::new(shared::base() + FOLD_NARROW_BYTES, thread::block_dim_x(), chunk_log2)
+}
+
+/// Bytes of shared memory for blocks of `threads` threads.
+#[must_use]
+pub const fn shared_bytes(threads: u32, chunk_log2: u32) -> u32 {
+    FOLD_NARROW_BYTES + shelf_bytes(1, threads) * chunk_log2
+}
+
+/// Stores the columns of dw that [`fold_narrow`] gave the threads of warp 0, each rounded once.
 ///
 /// # Safety
-/// - `dw` is 16-byte aligned FP32 [hidden]; `column` is a multiple of 8 inside it.
+/// - `dw` is FP32 [hidden]; the block's column task is its index.
 #[inline(always)]
-pub unsafe fn store_dw(dw: *mut f32, column: u32, root: &LanePairs) {
-    let word = |i: usize| root[i].round().to_bits();
-    // SAFETY: the caller's obligations.
-    unsafe {
-        let dw: *mut Words4 = dw.add(column as usize).cast();
-        global::store_words4(dw, Words4(word(0), word(1), word(2), word(3)));
-        global::store_words4(dw.add(1), Words4(word(4), word(5), word(6), word(7)));
-    }
-}
-
-/// Folds nodes of a block's columns into one root: [`WIDTH`] threads a position, a chunk of
-/// 2^chunk_log2 consecutive nodes a position.
-#[derive(Clone, Copy, Debug)]
-pub struct Roots {
-    nodes: u32,
-    chunk_log2: u32,
-    shelf: Shelf<1>,
-    /// Folds the chunk of a position.
-    pub counter: Counter<1>,
-}
-
-/// Bytes of shared memory for [`Roots`] in a block of `threads` threads.
-#[must_use]
-pub const fn roots_bytes(threads: u32, chunk_log2: u32) -> u32 {
-    shelf_bytes(1, threads) * (1 + chunk_log2)
-}
-
-impl Roots {
-    /// For `nodes` nodes, with shared memory of [`roots_bytes`] at its base.
-    #[inline(always)]
-    pub fn new(nodes: u32, chunk_log2: u32) -> Self {
-        let threads = thread::block_dim_x();
-        let base = shared::base();
-        Self {
-            nodes,
-            chunk_log2,
-            shelf: Shelf::new(base),
-            counter: Counter::new(base + shelf_bytes(1, threads), threads, chunk_log2),
-        }
-    }
-
-    /// The root, in the threads of position 0; other positions get something else. `node` is the
-    /// position's chunk, if complete.
-    ///
-    /// # Safety
-    /// - Every thread of the block reaches this call, after it pushed its nodes.
-    #[inline(always)]
-    pub unsafe fn fold(self, mut node: Node<1>, position: u32, lane: u32) -> LanePairs {
-        let complete = self.nodes >> self.chunk_log2;
-        let rest = self.nodes & ((1 << self.chunk_log2) - 1);
-        let levels = 31 - (thread::block_dim_x() / WIDTH).leading_zeros();
-        // SAFETY: the barriers of fold_positions stand between the writes and these reads.
-        unsafe {
-            fold_positions(self.shelf, &mut node, WIDTH, complete);
-            let mut root = node[0];
-            if position == 0 {
-                let mut start = 0;
-                let mut level = levels + 1;
-                while level > 0 {
-                    level -= 1;
-                    if complete >> level & 1 == 1 {
-                        if start > 0 {
-                            root = combine(&root, &self.shelf.get(start * WIDTH + lane, 0));
-                        }
-                        start += 1 << level;
-                    }
-                }
-                // The incomplete chunk's nodes are where its position's threads counted them.
-                let mut level = self.chunk_log2;
-                while level > 0 {
-                    level -= 1;
-                    if rest >> level & 1 == 1 {
-                        let node = self.counter.level(level).get(complete * WIDTH + lane, 0);
-                        root = if start > 0 { combine(&root, &node) } else { node };
-                        start += 1;
-                    }
-                }
-            }
-            root
-        }
+pub unsafe fn store_dw(dw: *mut f32, hidden: u32, root: Pair) {
+    let column = thread::block_idx_x() * WIDTH * LANE_ELEMENTS as u32 + narrow_column();
+    if thread::thread_idx_x() < 32 && column < hidden {
+        // SAFETY: inside dw, and this thread alone writes it.
+        unsafe { global::store_f32(dw.add(column as usize), root.round()) };
     }
 }

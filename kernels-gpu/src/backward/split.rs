@@ -7,13 +7,13 @@
 use crate::arith::{
     LANE_ELEMENTS, TILE, accumulate, backward_scale, unroll, widen,
 };
-use crate::backward::reduce::{Roots, WIDTH, store_dw};
+use crate::backward::reduce::{Chunk, Columns32, chunk_counter, store_dw};
 use crate::backward::row::RowWords;
 use crate::device::{global, shared, thread};
 use crate::params::BackwardParams;
 use crate::row_sum::{BlockSum, Group, TileSums};
 use crate::rows::{Columns, NO_WORDS, Weight, row_start};
-use crate::tree::empty;
+use crate::tree::{WIDTH, empty, fold_narrow};
 
 /// Rows that a column task loads at once.
 const BATCH: usize = 2;
@@ -27,9 +27,9 @@ pub const fn column_tasks(hidden: u32) -> u32 {
 
 /// Blocks 0 … [`column_tasks`] − 1 sum dw of 32 columns each; the others take a row of dx at a time.
 ///
-/// Contract: more than [`column_tasks`] blocks; blocks of 4 · 2^m threads (at least 32) with `VECTORS · 256`
-/// elements a warp covering H, and 2^m · 2^run_log2 ≥ leaves; shared memory of
-/// [`super::reduce::roots_bytes`] and of [`crate::row_sum::SCRATCH_BYTES`], whichever is larger;
+/// Contract: more than [`column_tasks`] blocks; blocks of whole warps, at most 16, with `VECTORS · 256`
+/// elements a warp covering H, and (threads / 4) · 2^run_log2 ≥ leaves; shared memory of
+/// [`super::reduce::shared_bytes`] and of [`crate::row_sum::SCRATCH_BYTES`], whichever is larger;
 /// 16-byte aligned bases, row strides and H multiples of 8.
 ///
 /// # Safety
@@ -119,46 +119,41 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &BackwardParams, row: u32
     }
 }
 
-/// dw of 32 columns: position i (4 threads) sums leaves i·2^run_log2 and following.
+/// dw of 32 columns: position i ([`WIDTH`] threads) sums leaves i·2^run_log2 and following.
 ///
 /// # Safety
 /// - As [`split`]; every thread of the block is here.
 #[inline(always)]
 unsafe fn columns_of_dw(p: &BackwardParams) {
-    let thread = thread::thread_idx_x();
-    let (position, lane) = (thread / WIDTH, thread % WIDTH);
-    let column = (thread::block_idx_x() * WIDTH + lane) * LANE_ELEMENTS as u32;
-    let inside = column < p.hidden;
-    let rows = u64::from(p.rows);
-    let leaf_mask = (1u64 << p.leaf_log2) - 1;
-    let leaves = (rows + leaf_mask) >> p.leaf_log2;
-    let first_leaf = u64::from(position) << p.run_log2;
-    let first = first_leaf << p.leaf_log2;
-    let end = rows.min(first + (1 << (p.leaf_log2 + p.run_log2)));
+    let position = thread::thread_idx_x() / WIDTH;
+    let column = Columns32::of_block(thread::block_idx_x(), p.hidden);
+    let leaf_mask = (1u32 << p.leaf_log2) - 1;
+    let leaves = (p.rows + leaf_mask) >> p.leaf_log2;
+    let chunk = Chunk::of_position(position, leaves, p.run_log2);
+    let counter = chunk_counter(p.run_log2);
+    let end = p.rows.min((chunk.first + chunk.count) << p.leaf_log2);
 
-    let roots = Roots::new(leaves as u32, p.run_log2);
     let mut node = empty::<1>();
-    let mut taken = 0;
-    let mut row = first;
+    let mut row = chunk.first << p.leaf_log2;
     while row < end {
         // A batch of rows in flight, then their additions.
         let mut words = [(NO_WORDS, NO_WORDS, 0.0); BATCH];
         unroll::<BATCH>(|i| {
-            let row = row + i as u64;
-            if row < end && inside {
-                let (row, column) = (row as u32, column as usize);
+            let row = row + i as u32;
+            if row < end && column.inside {
+                let first = column.first as usize;
                 // SAFETY: the row and the columns are inside the buffers.
                 words[i] = unsafe {
                     (
-                        global::load_stream_words4(row_start(p.dy, row, p.dy_stride).add(column).cast()),
-                        global::load_stream_words4(row_start(p.x, row, p.x_stride).add(column).cast()),
+                        global::load_stream_words4(row_start(p.dy, row, p.dy_stride).add(first).cast()),
+                        global::load_stream_words4(row_start(p.x, row, p.x_stride).add(first).cast()),
                         global::load_f32(p.rstd.add(row as usize)),
                     )
                 };
             }
         });
         unroll::<BATCH>(|i| {
-            let row = row + i as u64;
+            let row = row + i as u32;
             if row < end {
                 let (dy, mut x, mut rstd) = words[i];
                 if let Some(scale) = backward_scale(rstd) {
@@ -166,24 +161,22 @@ unsafe fn columns_of_dw(p: &BackwardParams) {
                     rstd *= scale.inverse;
                 }
                 accumulate(&mut node[0], &widen(dy), &widen(x), rstd);
-                if (row + 1) & leaf_mask == 0 || row + 1 == rows {
+                let last = row + 1 == end;
+                if (row + 1) & leaf_mask == 0 || last {
                     // SAFETY: this position's leaves come in order.
-                    let complete = unsafe { roots.counter.push(taken, &mut node) };
-                    taken += 1;
+                    let complete = unsafe { counter.push(row >> p.leaf_log2, last, &mut node) };
                     if !complete {
                         node = empty();
                     }
                 }
             }
         });
-        row += BATCH as u64;
+        row += BATCH as u32;
     }
 
-    // SAFETY: every thread of the block is here; eight columns inside dw are this thread's.
+    // SAFETY: every thread of the block is here; dw has H elements.
     unsafe {
-        let root = roots.fold(node, position, lane);
-        if position == 0 && inside {
-            store_dw(p.dw, column, &root);
-        }
+        let root = fold_narrow(shared::base(), &node[0], chunk.positions);
+        store_dw(p.dw, p.hidden, root);
     }
 }

@@ -15,9 +15,8 @@ use crate::tree::{Shelf, empty, fold_positions, shelf_bytes, store_node};
 /// is 2, or 3 in the residual form); then the block folds its warps' leaves.
 ///
 /// Contract: blocks of 2^run_log2 warps; H ≤ 256 · `VECTORS`; shared memory as
-/// [`shared_bytes`] says; 16-byte aligned bases, row strides and H multiples of 8. Slots of
-/// the workspace: complete runs in order, then one for each node of the incomplete last run, the
-/// largest first.
+/// [`shared_bytes`] says; 16-byte aligned bases, row strides and H multiples of 8. The workspace has
+/// a slot for each run.
 ///
 /// # Safety
 /// - `p` describes live buffers as [`BackwardParams`] says, and outputs overlap nothing.
@@ -72,21 +71,12 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const STAGES: usize, const T
 
             let count = (leaves - (run << p.run_log2)).min(run_leaves) as u32;
             fold_positions(shelf, &mut node, 32, count);
-            // Roots stand where the binary expansion of `count` puts them, the largest first.
-            let (mut position, mut slot, mut level) = (0, run as u32, p.run_log2 + 1);
-            while level > 0 {
-                level -= 1;
-                if count >> level & 1 == 1 {
-                    if warp == position {
-                        unroll::<VECTORS>(|v| {
-                            if columns.holds(v) {
-                                store_node(p.nodes, slot, p.hidden, columns.column(v), &node[v]);
-                            }
-                        });
+            if warp == 0 {
+                unroll::<VECTORS>(|v| {
+                    if columns.holds(v) {
+                        store_node(p.nodes, run as u32, p.hidden, columns.column(v), &node[v]);
                     }
-                    position += 1 << level;
-                    slot += 1;
-                }
+                });
             }
             // The shelf is read until here; the next run writes it.
             thread::sync_threads();

@@ -323,7 +323,7 @@ pub mod hint {
     use core::arch::asm;
 
     /// `word`, as if freshly loaded: what was derived from it before is not kept in registers
-    /// for later uses.
+    /// for later uses, and a loop whose counter goes through it is not unrolled.
     #[inline(always)]
     pub fn forget(word: u32) -> u32 {
         let mut word = word;
