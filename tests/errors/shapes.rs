@@ -238,7 +238,7 @@ fn devices_that_cannot_run_the_kernels_are_refused() {
     refused_by_launcher(old, |_: &mut BackwardArgs, _| error.clone());
 
     // What the program that needs no workspace takes for 520 leaves in 128 positions of 4 threads.
-    let needed = reduce::roots_bytes(512, 3);
+    let needed = reduce::shared_bytes(512, 3);
     let found = 16_384;
     let small = DeviceProperties {
         shared_bytes_per_block: found,
