@@ -6,7 +6,7 @@ use std::path::Path;
 /// Tests as docs/testing.md names them: a file and a function.
 fn named_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let code = text.split('`').skip(1).step_by(2);
-    code.filter_map(|code| code.split_once(".rs::").map(|(file, name)| (file, name)))
+    code.filter_map(|code| code.split_once(".rs::"))
 }
 
 /// Whether `source` has a function of that name with the attribute `#[test]`.
