@@ -39,7 +39,7 @@ pub mod thread {
     /// - `barrier` is from 1 to 15 and the same group of whole warps always meets there;
     ///   `threads` is the group's size, a multiple of 32.
     /// - Every thread of the group reaches this call, the same number of times.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub unsafe fn sync_group(barrier: u32, threads: u32) {
         thread::sync_named(barrier, threads);
@@ -50,7 +50,7 @@ pub mod thread {
     ///
     /// # Safety
     /// - Every thread of the block reaches this call, the same number of times.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub unsafe fn sync_threads() {
         thread::sync_threads();
@@ -65,7 +65,7 @@ pub mod warp {
     ///
     /// # Safety
     /// - All 32 lanes of the warp reach this call together.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub unsafe fn shuffle_xor(value: f32, lane_mask: u32) -> f32 {
         f32::from_bits(warp::shuffle_xor(value.to_bits(), lane_mask))
@@ -75,7 +75,7 @@ pub mod warp {
     ///
     /// # Safety
     /// - All 32 lanes of the warp reach this call together.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub unsafe fn shuffle_idx(value: f32, lane: u32) -> f32 {
         f32::from_bits(warp::shuffle_idx(value.to_bits(), lane))

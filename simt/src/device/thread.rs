@@ -1,6 +1,6 @@
 //! Indices, and barriers of the block.
 
-use crate::engine::with_current;
+use crate::engine::{current, with_current};
 use std::panic::Location;
 
 /// The thread's index in its block.
@@ -28,23 +28,29 @@ pub fn grid_dim_x() -> u32 {
 }
 
 /// Waits until every thread of the block has come here; orders memory among them.
+#[inline(always)]
 #[track_caller]
 pub fn sync_threads() {
-    let site = Location::caller();
-    with_current(|block| block.barrier(site, 0, block.planned.launch.block, true));
+    // SAFETY: not kept.
+    let block = unsafe { current() };
+    block.barrier(Location::caller(), 0, block.planned.launch.block, true);
 }
 
 /// Waits at named barrier `barrier` (1 to 15) until `threads` threads, a multiple of 32, have
 /// come or arrived; orders memory among them.
+#[inline(always)]
 #[track_caller]
 pub fn sync_named(barrier: u32, threads: u32) {
-    let site = Location::caller();
-    with_current(|block| block.named_barrier(site, barrier, threads, true));
+    // SAFETY: not kept.
+    let block = unsafe { current() };
+    block.named_barrier(Location::caller(), barrier, threads, true);
 }
 
 /// Arrives at named barrier `barrier` (1 to 15) of `threads` threads without waiting.
+#[inline(always)]
 #[track_caller]
 pub fn arrive_named(barrier: u32, threads: u32) {
-    let site = Location::caller();
-    with_current(|block| block.named_barrier(site, barrier, threads, false));
+    // SAFETY: not kept.
+    let block = unsafe { current() };
+    block.named_barrier(Location::caller(), barrier, threads, false);
 }

@@ -1,54 +1,59 @@
 //! Exchange between the 32 lanes of a warp. All lanes must come to the same call.
 
-use crate::engine::with_current;
+use crate::engine::current;
 use std::panic::Location;
 
 /// The value that lane `lane ^ lane_mask` passes.
+#[inline(always)]
 #[track_caller]
 pub fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
-    let site = Location::caller();
-    with_current(|block| {
-        block.exchange(site, value, false, |values, lane| {
-            values[((lane ^ lane_mask) % 32) as usize].get()
-        })
+    // SAFETY: not kept.
+    let block = unsafe { current() };
+    block.exchange(Location::caller(), value, false, |values, lane| {
+        values[((lane ^ lane_mask) % 32) as usize].get()
     })
 }
 
 /// The value that lane `lane` passes.
+#[inline(always)]
 #[track_caller]
 pub fn shuffle_idx(value: u32, lane: u32) -> u32 {
-    let site = Location::caller();
-    with_current(|block| {
-        block.exchange(site, value, false, |values, _| {
-            values[(lane % 32) as usize].get()
-        })
+    // SAFETY: not kept.
+    let block = unsafe { current() };
+    block.exchange(Location::caller(), value, false, |values, _| {
+        values[(lane % 32) as usize].get()
     })
 }
 
 /// The value that lane `own + delta` passes; the own value where there is none.
+#[inline(always)]
 #[track_caller]
 pub fn shuffle_down(value: u32, delta: u32) -> u32 {
-    let site = Location::caller();
-    with_current(|block| {
-        block.exchange(site, value, false, |values, lane| {
-            let source = lane.saturating_add(delta);
-            values[if source < 32 { source } else { lane } as usize].get()
-        })
+    // SAFETY: not kept.
+    let block = unsafe { current() };
+    block.exchange(Location::caller(), value, false, |values, lane| {
+        let source = lane.saturating_add(delta);
+        values[if source < 32 { source } else { lane } as usize].get()
     })
 }
 
 /// Bit `l` says whether lane `l` passes true.
+#[inline(always)]
 #[track_caller]
 pub fn ballot(predicate: bool) -> u32 {
-    let site = Location::caller();
-    with_current(|block| {
-        block.exchange(site, u32::from(predicate), false, |values, _| {
+    // SAFETY: not kept.
+    let block = unsafe { current() };
+    block.exchange(
+        Location::caller(),
+        u32::from(predicate),
+        false,
+        |values, _| {
             values
                 .iter()
                 .rev()
                 .fold(0, |mask, bit| mask << 1 | bit.get())
-        })
-    })
+        },
+    )
 }
 
 /// Whether some lane passes true.
@@ -66,6 +71,7 @@ pub fn all(predicate: bool) -> bool {
 /// Waits for all lanes; orders memory among them, which shuffles and votes do not.
 #[track_caller]
 pub fn sync_warp() {
-    let site = Location::caller();
-    with_current(|block| block.sync_warp(site));
+    // SAFETY: not kept.
+    let block = unsafe { current() };
+    block.sync_warp(Location::caller());
 }

@@ -57,26 +57,28 @@ impl Context<'_> {
     }
 
     /// Checks a thread's access of shared memory and returns its host address.
+    #[inline(always)]
     pub fn shared(&self, site: Site, address: u32, bytes: u32, action: Action) -> *mut u8 {
         if !self.checks
             && let Some(pointer) = self.shared_pointer(address, bytes)
         {
             return pointer;
         }
-        let range = self.shared_range(address, bytes, bytes, action);
-        let pointer = range.unwrap_or_else(|kind| self.raise(site, kind));
-        if self.checks {
-            self.spend(site);
-            self.with(site, |state, thread| {
-                let access = self.plain_access(&state.threads[thread].knowledge, site);
-                let result = state.history.access(address, bytes, &access, action);
-                result.map_err(|(address, conflict)| {
-                    self.run
-                        .conflict(self.shared_place(address), action, conflict)
-                })
-            });
-        }
-        pointer
+        self.check_shared(site, address, bytes, action)
+    }
+
+    fn check_shared(&self, site: Site, address: u32, bytes: u32, action: Action) -> *mut u8 {
+        self.spend(site);
+        self.with(site, |state, thread| {
+            let pointer = self.shared_range(address, bytes, bytes, action)?;
+            let access = self.plain_access(&state.threads[thread].knowledge, site);
+            let result = state.history.access(address, bytes, &access, action);
+            result.map_err(|(address, conflict)| {
+                self.run
+                    .conflict(self.shared_place(address), action, conflict)
+            })?;
+            Ok(pointer)
+        })
     }
 
     /// The registered range of a global access, with the rights for it.
@@ -112,7 +114,11 @@ impl Context<'_> {
     }
 
     /// Checks a thread's access of global memory. Returns by how many bytes it is displaced.
+    #[inline(always)]
     pub fn global(&self, site: Site, address: usize, bytes: u32, action: Action) -> isize {
+        if !self.checks && self.run.mutation.is_none() {
+            return 0;
+        }
         let displaced = self.run.displace(action, bytes, site, address);
         if self.checks {
             self.check_global(site, displaced, bytes, action);

@@ -25,19 +25,33 @@ pub(crate) struct Aborted;
 ///
 /// # Panics
 /// Outside a launch.
-#[inline]
+#[inline(always)]
 pub(crate) fn with_current<R>(f: impl FnOnce(&Context<'_>) -> R) -> R {
+    // SAFETY: the reference does not leave `f`.
+    f(unsafe { current() })
+}
+
+/// The block whose thread calls. Where a switch of stacks follows, this is better than
+/// [`with_current`], whose closure the compiler may not inline: behind a switch every return is
+/// mispredicted.
+///
+/// # Panics
+/// Outside a launch.
+///
+/// # Safety
+/// - The reference is not kept when the device function returns.
+#[inline(always)]
+pub(crate) unsafe fn current<'a>() -> &'a Context<'a> {
     let context = CURRENT.get();
     assert!(
         !context.is_null(),
         "a device function was called outside a simulated launch"
     );
     // SAFETY: set by `Context::enter` for as long as threads of that block run on this OS
-    // thread, where they stay; the reference does not leave `f`.
-    f(unsafe { &*context })
+    // thread, where they stay.
+    unsafe { &*context }
 }
 
-/// A block while it is resident.
 pub(crate) struct Context<'r> {
     pub run: &'r Run<'r>,
     pub planned: &'r Planned<'r>,
@@ -268,6 +282,7 @@ impl<'r> Context<'r> {
 
     /// Lets others run until somebody pushes the current thread to the ready ones. What it waits
     /// for has been noted.
+    #[inline(always)]
     pub(super) fn suspend(&self) {
         let yielder = self.yielders[self.thread.get() as usize].get();
         // SAFETY: set at the thread's start to its own yielder, which lives on its stack.
@@ -275,6 +290,7 @@ impl<'r> Context<'r> {
     }
 
     /// The host address of `bytes` bytes at a shared address, if they are in bounds.
+    #[inline]
     pub(super) fn shared_pointer(&self, address: u32, bytes: u32) -> Option<*mut u8> {
         let offset = address.checked_sub(SHARED_BASE)?;
         let end = offset.checked_add(bytes)?;

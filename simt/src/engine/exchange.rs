@@ -53,14 +53,23 @@ impl Context<'_> {
     ///
     /// The threads of a warp must come from one place in the source, and for barrier 0 all
     /// threads of the block.
+    #[inline(always)]
     pub fn barrier(&self, site: Site, id: u32, expected: u32, waits: bool) {
+        if self.arrive(site, id, expected, waits) {
+            self.suspend();
+        }
+    }
+
+    /// Arrives at a barrier; says whether to wait.
+    #[inline(never)]
+    fn arrive(&self, site: Site, id: u32, expected: u32, waits: bool) -> bool {
         let named = if id == 0 {
             Synchronisation::Barrier
         } else {
             Synchronisation::NamedBarrier
         };
         if self.run.skips(named, site) {
-            return;
+            return false;
         }
         self.with(site, |state, thread| {
             let block = self.planned.launch.block;
@@ -116,12 +125,11 @@ impl Context<'_> {
             }
             Ok(())
         });
-        if waits {
-            self.suspend();
-        }
+        waits
     }
 
     /// One of the barriers 1 to 15.
+    #[inline(always)]
     pub fn named_barrier(&self, site: Site, id: u32, expected: u32, waits: bool) {
         if !(1..16).contains(&id) {
             let message = format!("barrier {id} is not one of the named barriers 1 to 15");
@@ -139,6 +147,8 @@ impl Context<'_> {
 
     /// Gives each lane of the warp the values of all; `pick` chooses. `orders` makes earlier
     /// memory accesses of each lane known to all.
+    // Inlined into the kernel: behind a switch of stacks every return is mispredicted.
+    #[inline(always)]
     pub fn exchange<R>(
         &self,
         site: Site,
@@ -149,29 +159,47 @@ impl Context<'_> {
         let (thread, lane) = (self.thread.get(), self.thread.get() % 32);
         let warp = &self.warps[thread as usize / 32];
         let arrived = warp.arrived.get();
-        let first = warp.site.get().filter(|_| arrived != 0);
-        if first.is_some_and(|first| !std::ptr::eq(first, site) && first != site) {
-            let absent = self.absent(thread / 32 * 32 + arrived.trailing_zeros());
-            self.raise(site, FaultKind::InactiveLane { absent });
+        if arrived == 0 {
+            warp.site.set(Some(site));
+        } else if !warp
+            .site
+            .get()
+            .is_some_and(|first| std::ptr::eq(first, site))
+        {
+            self.check_exchange(site, warp);
         }
-        warp.site.set(Some(site));
         let turn = (warp.turns.get() >> lane & 1) as usize;
         warp.turns.set(warp.turns.get() ^ 1 << lane);
         warp.values[turn][lane as usize].set(value);
         warp.arrived.set(arrived | 1 << lane);
         self.waiting[thread as usize].set(Waiting::Exchange(site));
         if warp.arrived.get() == u32::MAX {
-            warp.arrived.set(0);
-            self.with(site, |state, thread| {
-                if orders && self.checks {
-                    order_warp(state, thread / 32 * 32)?;
-                }
-                state.ready.push_warp(thread as u32 / 32);
-                Ok(())
-            });
+            self.complete_exchange(site, warp, orders);
         }
         self.suspend();
         pick(&warp.values[turn], lane)
+    }
+
+    /// Compares the place of an exchange with the first lane's.
+    #[cold]
+    fn check_exchange(&self, site: Site, warp: &Warp) {
+        if warp.site.get().is_some_and(|first| first != site) {
+            let first = self.thread.get() / 32 * 32;
+            let absent = self.absent(first + warp.arrived.get().trailing_zeros());
+            self.raise(site, FaultKind::InactiveLane { absent });
+        }
+    }
+
+    #[inline(never)]
+    fn complete_exchange(&self, site: Site, warp: &Warp, orders: bool) {
+        warp.arrived.set(0);
+        self.with(site, |state, thread| {
+            if orders && self.checks {
+                order_warp(state, thread / 32 * 32)?;
+            }
+            state.ready.push_warp(thread as u32 / 32);
+            Ok(())
+        });
     }
 }
 

@@ -16,7 +16,7 @@ mod stacks;
 mod stuck;
 mod worker;
 
-pub(crate) use context::with_current;
+pub(crate) use context::{current, with_current};
 pub(crate) use copies::Kind;
 pub(crate) use request::Operation;
 pub use request::Ordering;

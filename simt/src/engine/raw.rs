@@ -63,24 +63,61 @@ pub(crate) unsafe fn copy_out(destination: *mut u8, source: *const u8, bytes: us
     });
 }
 
-/// Loads from global memory.
+/// Loads a value of 2, 4, 8 or 16 bytes from global memory.
 ///
 /// # Safety
-/// - The pointer is valid for reads.
+/// - The pointer is valid for reads, and a multiple of the size.
+#[inline(always)]
 pub(crate) unsafe fn load<T: Pod>(pointer: *const T) -> T {
     let mut value = T::zeroed();
-    let bytes = bytemuck::bytes_of_mut(&mut value);
+    let to: *mut T = &mut value;
+    let from = pointer.cast_mut();
     // SAFETY: the caller's obligation; the value is ours.
-    unsafe { copy_in(bytes.as_mut_ptr(), pointer.cast(), bytes.len()) };
+    unsafe {
+        match size_of::<T>() {
+            2 => to
+                .cast::<u16>()
+                .write_unaligned(AtomicU16::from_ptr(from.cast()).load(Relaxed)),
+            4 => to
+                .cast::<u32>()
+                .write_unaligned(AtomicU32::from_ptr(from.cast()).load(Relaxed)),
+            8 => to
+                .cast::<u64>()
+                .write_unaligned(AtomicU64::from_ptr(from.cast()).load(Relaxed)),
+            16 => {
+                let (to, from) = (to.cast::<u64>(), from.cast::<u64>());
+                to.write_unaligned(AtomicU64::from_ptr(from).load(Relaxed));
+                to.add(1)
+                    .write_unaligned(AtomicU64::from_ptr(from.add(1)).load(Relaxed));
+            }
+            bytes => copy_in(to.cast(), pointer.cast(), bytes),
+        }
+    }
     value
 }
 
-/// Stores to global memory.
+/// Stores a value of 2, 4, 8 or 16 bytes to global memory.
 ///
 /// # Safety
-/// - The pointer is valid for writes.
+/// - The pointer is valid for writes, and a multiple of the size.
+#[inline(always)]
 pub(crate) unsafe fn store<T: Pod>(pointer: *mut T, value: T) {
-    let bytes = bytemuck::bytes_of(&value);
+    let from: *const T = &value;
     // SAFETY: the caller's obligation; the value is ours.
-    unsafe { copy_out(pointer.cast(), bytes.as_ptr(), bytes.len()) };
+    unsafe {
+        match size_of::<T>() {
+            2 => AtomicU16::from_ptr(pointer.cast())
+                .store(from.cast::<u16>().read_unaligned(), Relaxed),
+            4 => AtomicU32::from_ptr(pointer.cast())
+                .store(from.cast::<u32>().read_unaligned(), Relaxed),
+            8 => AtomicU64::from_ptr(pointer.cast())
+                .store(from.cast::<u64>().read_unaligned(), Relaxed),
+            16 => {
+                let (to, from) = (pointer.cast::<u64>(), from.cast::<u64>());
+                AtomicU64::from_ptr(to).store(from.read_unaligned(), Relaxed);
+                AtomicU64::from_ptr(to.add(1)).store(from.add(1).read_unaligned(), Relaxed);
+            }
+            bytes => copy_out(pointer.cast(), from.cast(), bytes),
+        }
+    }
 }
