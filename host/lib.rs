@@ -4,7 +4,7 @@
 //! - [`RmsNorm`] is the operator; [`ForwardArgs`] and [`BackwardArgs`] say what it works on.
 //! - [`plan`] decides which kernels run; it touches no device.
 //! - [`backend`] runs them: `cpu` (the golden implementation), `cuda` (feature `cuda`).
-//! - [`golden`] is the bit-exact CPU implementation, [`reference`] the FP64 formulas,
+//! - [`golden`] is the bit-exact CPU implementation, [`mod@reference`] the FP64 formulas,
 //!   [`compare`] the distance of outputs from them.
 
 pub mod backend;

@@ -105,13 +105,13 @@ pub struct ForwardArgs {
     pub x: RowsView,
     /// Input that is added to x first; together with `h`.
     pub residual: Option<RowsView>,
-    /// Input, [H] of the operator's weight type.
+    /// Input, \[H\] of the operator's weight type.
     pub w: VectorView,
     /// Output BF16(x + residual); together with `residual`.
     pub h: Option<RowsView>,
     /// Output.
     pub y: RowsView,
-    /// Output, FP32 [T].
+    /// Output, FP32 \[T\].
     pub rstd: VectorView,
 }
 
@@ -124,13 +124,13 @@ pub struct BackwardArgs {
     pub x: RowsView,
     /// Input that is added to dx: gradient of h from elsewhere.
     pub dh: Option<RowsView>,
-    /// Input, [H] of the operator's weight type.
+    /// Input, \[H\] of the operator's weight type.
     pub w: VectorView,
-    /// Input, FP32 [T]: of the forward.
+    /// Input, FP32 \[T\]: of the forward.
     pub rstd: VectorView,
     /// Output: gradient of x (and of the residual).
     pub dx: RowsView,
-    /// Output, FP32 [H]: gradient of w.
+    /// Output, FP32 \[H\]: gradient of w.
     pub dw: VectorView,
     /// Scratch memory of at least [`BackwardPlan::workspace_bytes`].
     pub workspace: Workspace,

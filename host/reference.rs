@@ -32,11 +32,11 @@ pub fn from_f32(values: &[f32]) -> Vec<f64> {
 pub struct Forward {
     /// [T, H].
     pub y: Vec<f64>,
-    /// [T].
+    /// \[T\].
     pub rstd: Vec<f64>,
 }
 
-/// y and rstd of the rows `x` [T, H] and the weight `w` [H].
+/// y and rstd of the rows `x` [T, H] and the weight `w` \[H\].
 ///
 /// # Errors
 /// - [`Error::UnsupportedHidden`] when `hidden` is 0; [`Error::Length`] when `x` is not whole
@@ -74,9 +74,9 @@ pub struct InputGradient {
 /// Gradient of w, and the size of what it is the sum of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightGradient {
-    /// dw [H].
+    /// dw \[H\].
     pub dw: Vec<f64>,
-    /// Σ_t |dy·x·rstd| of each column [H].
+    /// Σ_t |dy·x·rstd| of each column \[H\].
     pub terms: Vec<f64>,
 }
 
@@ -89,7 +89,7 @@ pub struct Backward {
     pub weight: WeightGradient,
 }
 
-/// The gradients from `dy`, `x`, `dh` [T, H], `w` [H] and `rstd` [T].
+/// The gradients from `dy`, `x`, `dh` [T, H], `w` \[H\] and `rstd` \[T\].
 ///
 /// # Errors
 /// - As [`input_gradient`].
@@ -110,7 +110,7 @@ pub fn backward(
     })
 }
 
-/// dx of the rows `dy`, `x`, `dh` [T, H] with `w` [H] and `rstd` [T].
+/// dx of the rows `dy`, `x`, `dh` [T, H] with `w` \[H\] and `rstd` \[T\].
 ///
 /// # Errors
 /// - [`Error::UnsupportedHidden`] when `hidden` is 0; [`Error::Length`] when `dy` is not whole
@@ -177,7 +177,7 @@ impl WeightGradientSum {
         }
     }
 
-    /// Adds the terms of the rows `dy`, `x` [T, H] with `rstd` [T].
+    /// Adds the terms of the rows `dy`, `x` [T, H] with `rstd` \[T\].
     ///
     /// # Errors
     /// - As [`input_gradient`].

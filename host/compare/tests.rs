@@ -1,6 +1,7 @@
 //! Tests of the comparison itself.
 
 use super::*;
+use half::bf16;
 
 fn one<T: Element>(output: Output, found: T, exact: f64, terms: f64) -> Report {
     compare(output, &[found], &[exact], Some(&[terms]), None).unwrap()

@@ -1,11 +1,10 @@
 //! One row: its sums, y, and dx.
 
-use std::borrow::Cow;
-
 use cake_rmsnorm_kernels::arith::{
     self, LANE_ELEMENTS, RowScale, backward_scale, bf16_pair, canonical, mean_square, projection,
     reciprocal_root, rescued_rstd, widen_high, widen_low,
 };
+use std::borrow::Cow;
 
 /// Elements of a tile.
 const TILE: usize = arith::TILE as usize;
@@ -111,7 +110,11 @@ impl<'x> Scaled<'x> {
     pub fn new(x: &'x [u16], rstd: f32) -> Self {
         let Some(row) = backward_scale(rstd) else {
             let x = Cow::Borrowed(x);
-            return Self { x, rstd, scale: 1.0 };
+            return Self {
+                x,
+                rstd,
+                scale: 1.0,
+            };
         };
         let scaled = x.iter().map(|&x| narrow(widen(x) * row.scale));
         Self {
@@ -161,10 +164,10 @@ type ByLane = [[f32; LANES]; LANE_ELEMENTS];
 #[inline(always)]
 fn by_lane(tile: &[u16; TILE], scale: f32) -> ByLane {
     let mut out = [[0.0; LANES]; LANE_ELEMENTS];
-    for lane in 0..LANES {
-        for i in 0..LANE_ELEMENTS / 2 {
-            let first = lane * LANE_ELEMENTS + 2 * i;
-            let word = u32::from(tile[first]) | u32::from(tile[first + 1]) << 16;
+    for (lane, elements) in tile.as_chunks::<LANE_ELEMENTS>().0.iter().enumerate() {
+        for (i, &[low, high]) in elements.as_chunks().0.iter().enumerate() {
+            // Two elements at a time: a word is what SIMD shuffles handle best.
+            let word = u32::from(low) | u32::from(high) << 16;
             out[2 * i][lane] = widen_low(word) * scale;
             out[2 * i + 1][lane] = widen_high(word) * scale;
         }

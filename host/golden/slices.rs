@@ -5,7 +5,7 @@ use crate::op::{BackwardArgs, ForwardArgs, MAX_ROWS, RmsNorm};
 use crate::view::{Dtype, RowsView, VectorView, Workspace};
 use half::bf16;
 
-/// A weight in host memory, [H].
+/// A weight in host memory, \[H\].
 #[derive(Clone, Copy, Debug)]
 pub enum Weight<'a> {
     /// BF16.
@@ -39,7 +39,7 @@ pub struct Forward {
     pub h: Option<Vec<bf16>>,
     /// y, BF16 [T, H].
     pub y: Vec<bf16>,
-    /// rstd, FP32 [T].
+    /// rstd, FP32 \[T\].
     pub rstd: Vec<f32>,
 }
 
@@ -48,7 +48,7 @@ pub struct Forward {
 pub struct Backward {
     /// Gradient of x, BF16 [T, H].
     pub dx: Vec<bf16>,
-    /// Gradient of w, FP32 [H].
+    /// Gradient of w, FP32 \[H\].
     pub dw: Vec<f32>,
 }
 
@@ -87,7 +87,7 @@ pub fn forward_slices(
 }
 
 /// Backward over packed BF16 rows [T, H] in host memory: `dy`, `x` (what the forward normalised),
-/// `dh` (added to dx), and `rstd` of the forward, FP32 [T].
+/// `dh` (added to dx), and `rstd` of the forward, FP32 \[T\].
 ///
 /// # Errors
 /// - [`Error::Length`] when `dy` is not whole rows, or another argument has not the length that

@@ -113,8 +113,7 @@ fn smallest_rows() {
     let x: Vec<bf16> = (0..8).map(|j| bf16::from_bits(1 | (j % 2) << 15)).collect();
     let forward = forward_slices(&op, &x, None, Weight::F32(&[1.5; 8])).unwrap();
     assert_eq!(forward.rstd, [f32::INFINITY]);
-    let sign = |j: u64| if j % 2 == 0 { 1.0 } else { -1.0 };
-    let expected: Vec<f32> = (0..8).map(|j| f32::INFINITY * sign(j)).collect();
+    let expected = [f32::INFINITY, f32::NEG_INFINITY].repeat(4);
     assert_eq!(forward.y, bf16s(&expected));
 }
 
@@ -164,6 +163,21 @@ fn residual_gradient_is_added_before_the_rounding() {
     let result = backward_slices(&op, &dy, &x, Some(&dh), w, &[1.0 + 2f32.powi(-8)]).unwrap();
     assert_eq!(result.dx[0].to_f32(), 1.0 + 2f32.powi(-7));
     assert_eq!(result.dx[1].to_f32(), 2f32.powi(-8));
+}
+
+/// Infinity follows IEEE: rstd = 0, and 0·∞ is not a number.
+#[test]
+fn infinite_elements() {
+    let op = operator(16, 1e-6);
+    let mut x = vec![-bf16::ONE; 2 * 16];
+    x[3] = bf16::NEG_INFINITY;
+    let forward = forward_slices(&op, &x, None, Weight::F32(&[1.0; 16])).unwrap();
+    let mut expected = [0x8000; 16];
+    expected[3] = NAN;
+    assert_eq!(bits(&forward.y[..16]), expected);
+    assert_eq!(forward.rstd[0], 0.0);
+    assert!((forward.rstd[1] - 1.0).abs() < 1e-6);
+    assert_eq!(forward.y[16..], x[16..]);
 }
 
 /// One NaN (in x, then in dy) in row 2 of 5: other rows keep their bits.

@@ -36,7 +36,7 @@ pub fn run(case: &Case) -> Outputs {
         &case.x
     };
     let rstd: Vec<f32> = out.rstd.iter().map(|&bits| f32::from_bits(bits)).collect();
-    for row in 0..case.rows {
+    for (row, &rstd) in rstd.iter().enumerate() {
         let at = row * hidden..(row + 1) * hidden;
         let (dy, x) = (
             widened(&case.dy[at.clone()]),
@@ -44,7 +44,7 @@ pub fn run(case: &Case) -> Outputs {
         );
         let dh = case.dh.as_ref().map(|dh| widened(&dh[at]));
         out.dx
-            .extend(input_gradient(&dy, &x, dh.as_deref(), &w, rstd[row]));
+            .extend(input_gradient(&dy, &x, dh.as_deref(), &w, rstd));
     }
     for column in 0..hidden {
         let at = |row: usize| row * hidden + column;
