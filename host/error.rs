@@ -91,7 +91,9 @@ pub enum Error {
         rows: u64,
     },
     /// An output's rows overlap each other, or run backwards.
-    #[error("{argument} is an output and has row stride {stride}: accepted are at least {hidden} elements")]
+    #[error(
+        "{argument} is an output and has row stride {stride}: accepted are at least {hidden} elements"
+    )]
     OutputStride {
         /// The output.
         argument: Argument,

@@ -43,7 +43,11 @@ impl RmsNorm {
             Dtype::F32 => WeightType::F32,
             Dtype::Bf16 => WeightType::Bf16,
         };
-        Ok(Self { hidden: hidden as u32, weight, eps })
+        Ok(Self {
+            hidden: hidden as u32,
+            weight,
+            eps,
+        })
     }
 
     /// H.
@@ -61,6 +65,7 @@ impl RmsNorm {
         }
     }
 
+    #[cfg(feature = "cuda")]
     pub(crate) fn weight_type(&self) -> WeightType {
         self.weight
     }

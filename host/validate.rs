@@ -20,10 +20,16 @@ pub(crate) fn forward(op: &RmsNorm, args: &ForwardArgs) -> Result<u32> {
     let rows = rows_of(&args.x)?;
     match (args.residual, args.h) {
         (Some(_), None) => {
-            return Err(Error::Unpaired { given: Argument::Residual, missing: Argument::H });
+            return Err(Error::Unpaired {
+                given: Argument::Residual,
+                missing: Argument::H,
+            });
         }
         (None, Some(_)) => {
-            return Err(Error::Unpaired { given: Argument::H, missing: Argument::Residual });
+            return Err(Error::Unpaired {
+                given: Argument::H,
+                missing: Argument::Residual,
+            });
         }
         _ => {}
     }
@@ -32,12 +38,22 @@ pub(crate) fn forward(op: &RmsNorm, args: &ForwardArgs) -> Result<u32> {
     if let Some(residual) = args.residual {
         inputs.push(matrix(Argument::Residual, residual)?);
     }
-    inputs.push(vector(Argument::W, args.w.as_rows(), op.weight(), op.hidden())?);
+    inputs.push(vector(
+        Argument::W,
+        args.w.as_rows(),
+        op.weight(),
+        op.hidden(),
+    )?);
     let mut outputs = vec![output(matrix(Argument::Y, args.y)?)?];
     if let Some(h) = args.h {
         outputs.push(output(matrix(Argument::H, h)?)?);
     }
-    outputs.push(vector(Argument::Rstd, args.rstd.as_rows(), Dtype::F32, args.x.rows)?);
+    outputs.push(vector(
+        Argument::Rstd,
+        args.rstd.as_rows(),
+        Dtype::F32,
+        args.x.rows,
+    )?);
     disjoint(&outputs, &inputs)?;
     Ok(rows)
 }
@@ -50,10 +66,25 @@ pub(crate) fn backward(op: &RmsNorm, args: &BackwardArgs) -> Result<u32> {
     if let Some(dh) = args.dh {
         inputs.push(matrix(Argument::Dh, dh)?);
     }
-    inputs.push(vector(Argument::W, args.w.as_rows(), op.weight(), op.hidden())?);
-    inputs.push(vector(Argument::Rstd, args.rstd.as_rows(), Dtype::F32, args.dy.rows)?);
+    inputs.push(vector(
+        Argument::W,
+        args.w.as_rows(),
+        op.weight(),
+        op.hidden(),
+    )?);
+    inputs.push(vector(
+        Argument::Rstd,
+        args.rstd.as_rows(),
+        Dtype::F32,
+        args.dy.rows,
+    )?);
     let mut outputs = vec![output(matrix(Argument::Dx, args.dx)?)?];
-    outputs.push(vector(Argument::Dw, args.dw.as_rows(), Dtype::F32, op.hidden())?);
+    outputs.push(vector(
+        Argument::Dw,
+        args.dw.as_rows(),
+        Dtype::F32,
+        op.hidden(),
+    )?);
     outputs.push(scratch(args.workspace)?);
     disjoint(&outputs, &inputs)?;
     Ok(rows)
@@ -62,7 +93,10 @@ pub(crate) fn backward(op: &RmsNorm, args: &BackwardArgs) -> Result<u32> {
 /// Checks that the workspace has `needed` bytes.
 pub(crate) fn workspace(workspace: Workspace, needed: u64) -> Result<()> {
     if workspace.bytes < needed {
-        return Err(Error::WorkspaceTooSmall { found: workspace.bytes, needed });
+        return Err(Error::WorkspaceTooSmall {
+            found: workspace.bytes,
+            needed,
+        });
     }
     Ok(())
 }
@@ -77,17 +111,33 @@ fn rows_of(first: &RowsView) -> Result<u32> {
 /// A BF16 matrix [rows, H] with 16-byte aligned rows.
 fn matrix(op: &RmsNorm, argument: Argument, view: RowsView, rows: u64) -> Result<Checked> {
     if view.dtype != Dtype::Bf16 {
-        return Err(Error::Dtype { argument, found: view.dtype, accepted: Dtype::Bf16 });
+        return Err(Error::Dtype {
+            argument,
+            found: view.dtype,
+            accepted: Dtype::Bf16,
+        });
     }
     if view.hidden != op.hidden() {
-        return Err(Error::Length { argument, found: view.hidden, expected: op.hidden() });
+        return Err(Error::Length {
+            argument,
+            found: view.hidden,
+            expected: op.hidden(),
+        });
     }
     if view.rows != rows {
-        return Err(Error::Rows { argument, found: view.rows, expected: rows });
+        return Err(Error::Rows {
+            argument,
+            found: view.rows,
+            expected: rows,
+        });
     }
     let multiple = ALIGNMENT / view.dtype.bytes();
     if rows > 1 && view.stride.rem_euclid(multiple as i64) != 0 {
-        return Err(Error::StrideMultiple { argument, stride: view.stride, multiple });
+        return Err(Error::StrideMultiple {
+            argument,
+            stride: view.stride,
+            multiple,
+        });
     }
     placed(argument, view)
 }
@@ -95,10 +145,18 @@ fn matrix(op: &RmsNorm, argument: Argument, view: RowsView, rows: u64) -> Result
 /// A vector of `len` elements.
 fn vector(argument: Argument, view: RowsView, dtype: Dtype, len: u64) -> Result<Checked> {
     if view.dtype != dtype {
-        return Err(Error::Dtype { argument, found: view.dtype, accepted: dtype });
+        return Err(Error::Dtype {
+            argument,
+            found: view.dtype,
+            accepted: dtype,
+        });
     }
     if view.hidden != len {
-        return Err(Error::Length { argument, found: view.hidden, expected: len });
+        return Err(Error::Length {
+            argument,
+            found: view.hidden,
+            expected: len,
+        });
     }
     placed(argument, view)
 }
@@ -123,19 +181,40 @@ fn placed(argument: Argument, view: RowsView) -> Result<Checked> {
             return Err(Error::NullPointer { argument });
         }
         // rstd is read and written an element at a time.
-        let alignment = if argument == Argument::Rstd { 4 } else { ALIGNMENT };
+        let alignment = if argument == Argument::Rstd {
+            4
+        } else {
+            ALIGNMENT
+        };
         if !view.address.is_multiple_of(alignment) {
-            return Err(Error::Misaligned { argument, address: view.address, alignment });
+            return Err(Error::Misaligned {
+                argument,
+                address: view.address,
+                alignment,
+            });
         }
     }
-    Ok(Checked { argument, view, extent })
+    Ok(Checked {
+        argument,
+        view,
+        extent,
+    })
 }
 
 /// An output's rows must not overlap each other.
 fn output(checked: Checked) -> Result<Checked> {
-    let RowsView { rows, hidden, stride, .. } = checked.view;
+    let RowsView {
+        rows,
+        hidden,
+        stride,
+        ..
+    } = checked.view;
     if rows > 1 && stride < hidden as i64 {
-        return Err(Error::OutputStride { argument: checked.argument, stride, hidden });
+        return Err(Error::OutputStride {
+            argument: checked.argument,
+            stride,
+            hidden,
+        });
     }
     Ok(checked)
 }
@@ -145,7 +224,10 @@ fn disjoint(outputs: &[Checked], inputs: &[Checked]) -> Result<()> {
     for (i, output) in outputs.iter().enumerate() {
         for other in inputs.iter().chain(&outputs[i + 1..]) {
             if overlap(output, other) {
-                return Err(Error::Overlap { output: output.argument, other: other.argument });
+                return Err(Error::Overlap {
+                    output: output.argument,
+                    other: other.argument,
+                });
             }
         }
     }

@@ -55,7 +55,13 @@ impl RowsView {
     /// A packed BF16 matrix at `address`.
     #[must_use]
     pub const fn packed(address: u64, rows: u64, hidden: u64) -> Self {
-        Self { address, dtype: Dtype::Bf16, rows, hidden, stride: hidden as i64 }
+        Self {
+            address,
+            dtype: Dtype::Bf16,
+            rows,
+            hidden,
+            stride: hidden as i64,
+        }
     }
 
     /// The same memory with another row stride.
@@ -69,8 +75,11 @@ impl RowsView {
         if self.rows == 0 || self.hidden == 0 {
             return Ok(None);
         }
-        let overflow =
-            Error::AddressOverflow { argument, rows: self.rows, stride: self.stride };
+        let overflow = Error::AddressOverflow {
+            argument,
+            rows: self.rows,
+            stride: self.stride,
+        };
         let bytes = i128::from(self.dtype.bytes());
         let reach = i128::from(self.rows - 1) * i128::from(self.stride) * bytes;
         let start = i128::from(self.address) + reach.min(0);
@@ -101,13 +110,21 @@ impl VectorView {
     /// An FP32 vector at `address`.
     #[must_use]
     pub const fn f32(address: u64, len: u64) -> Self {
-        Self { address, dtype: Dtype::F32, len }
+        Self {
+            address,
+            dtype: Dtype::F32,
+            len,
+        }
     }
 
     /// A BF16 vector at `address`.
     #[must_use]
     pub const fn bf16(address: u64, len: u64) -> Self {
-        Self { address, dtype: Dtype::Bf16, len }
+        Self {
+            address,
+            dtype: Dtype::Bf16,
+            len,
+        }
     }
 
     /// The vector as a matrix of one row.

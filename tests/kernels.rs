@@ -4,18 +4,29 @@
 mod common;
 
 use cake_rmsnorm::Dtype;
+use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::sim::Sim;
-use cake_rmsnorm_simt::Schedule;
+use cake_rmsnorm::kernels::KERNELS;
+use cake_rmsnorm::plan::DeviceProperties;
+use cake_rmsnorm_simt::{Checks, Schedule};
 use common::Case;
+use rayon::prelude::*;
+use std::collections::BTreeSet;
 
 /// A width for each program and for the edges between programs; odd tiles, ragged warps.
-const WIDTHS: &[u64] = &[8, 64, 256, 264, 512, 520, 576, 1024, 1032, 2048, 2056, 4096, 6144, 6152, 8192];
+const WIDTHS: &[u64] = &[
+    8, 64, 256, 264, 512, 520, 576, 1024, 1032, 2048, 2056, 4096, 6144, 6152, 8192,
+];
 
 #[test]
 fn few_rows() {
     for (i, &hidden) in WIDTHS.iter().enumerate() {
         for rows in [1, 2, 7, 65] {
-            let weight = if (i as u64 + rows) % 2 == 0 { Dtype::F32 } else { Dtype::Bf16 };
+            let weight = if (i as u64 + rows) % 2 == 0 {
+                Dtype::F32
+            } else {
+                Dtype::Bf16
+            };
             let residual = (i / 2 + rows as usize) % 2 == 0;
             Case::new(hidden, rows, weight, residual, 8, 1).check(&Sim::new(), "few rows");
         }
@@ -24,19 +35,98 @@ fn few_rows() {
 
 #[test]
 fn single_read_programs() {
-    for (hidden, rows) in [(8, 8200), (256, 8195), (512, 1025), (576, 1031), (1024, 1025), (2048, 521), (4096, 515), (6144, 513), (8192, 514), (8200, 513)] {
+    for (hidden, rows) in [
+        (8, 8200),
+        (256, 8195),
+        (512, 1025),
+        (576, 1031),
+        (1024, 1025),
+        (2048, 521),
+        (4096, 515),
+        (6144, 513),
+        (8192, 514),
+        (8200, 513),
+    ] {
         for (weight, residual) in [(Dtype::F32, false), (Dtype::Bf16, true)] {
             Case::new(hidden, rows, weight, residual, 0, 2).check(&Sim::new(), "single read");
         }
     }
 }
 
+/// Shapes that reach every program on a device of one multiprocessor.
+const EVERY_PROGRAM: &[(u64, u64)] = &[
+    (8, 7),
+    (256, 530),
+    (264, 530),
+    (520, 513),
+    (1032, 1),
+    (1032, 9),
+    (2056, 2),
+    (2056, 9),
+    (4104, 513),
+    (6152, 513),
+    (8200, 1),
+    (8200, 5),
+    (8200, 513),
+    (16_392, 2),
+];
+
+const VARIANTS: [(Dtype, bool); 4] = [
+    (Dtype::F32, false),
+    (Dtype::F32, true),
+    (Dtype::Bf16, false),
+    (Dtype::Bf16, true),
+];
+
+/// Names of the kernels that a case launches.
+fn kernels(case: &Case, device: &DeviceProperties) -> Vec<&'static str> {
+    let forward = case.op.forward_plan(case.rows, case.residual, device);
+    let backward = case.op.backward_plan(case.rows, case.residual, device);
+    let (forward, backward) = (forward.expect("a plan"), backward.expect("a plan"));
+    let launches = [forward.launch, backward.main, backward.reduce];
+    let launches = launches.iter().flatten();
+    launches.map(|launch| launch.kernel.name).collect()
+}
+
+/// Bits do not depend on the order in which threads, blocks and copies run.
 #[test]
-fn schedules_change_nothing() {
-    let case = Case::new(264, 530, Dtype::F32, true, 8, 3);
-    let golden = case.golden();
-    for seed in 0..20 {
-        let sim = Sim::new().with_schedule(Schedule::from_seed(seed));
-        assert!(case.simulated(&sim) == golden, "seed {seed}");
+fn every_kernel_under_twenty_schedules() {
+    let mut reached = BTreeSet::new();
+    for &(hidden, rows) in EVERY_PROGRAM {
+        for (weight, residual) in VARIANTS {
+            let case = Case::new(hidden, rows, weight, residual, 8, 3);
+            let sim = Sim::new().with_sm_count(1);
+            reached.extend(kernels(&case, sim.properties()));
+            let golden = case.golden();
+            (0..20).into_par_iter().for_each(|seed| {
+                let sim = Sim::new()
+                    .with_sm_count(1)
+                    .with_schedule(Schedule::from_seed(seed));
+                let same = case.simulated(&sim) == golden;
+                assert!(same, "T={rows} H={hidden} {weight} {residual} seed {seed}");
+            });
+        }
+    }
+    let all: BTreeSet<&str> = KERNELS.iter().map(|kernel| kernel.name).collect();
+    assert_eq!(reached, all, "kernels that ran, and all there are");
+}
+
+/// Nor on the number of multiprocessors that the planner plans for.
+#[test]
+fn multiprocessors_change_nothing() {
+    for (hidden, rows) in [
+        (64, 9001),
+        (264, 2100),
+        (576, 1031),
+        (2048, 700),
+        (4104, 300),
+    ] {
+        let case = Case::new(hidden, rows, Dtype::Bf16, true, 0, 4);
+        let golden = case.golden();
+        for sm_count in [1, 2, 7, 100, 132, 148, 212] {
+            let sim = Sim::new().with_sm_count(sm_count).with_checks(Checks::Off);
+            let same = case.simulated(&sim) == golden;
+            assert!(same, "T={rows} H={hidden} on {sm_count} multiprocessors");
+        }
     }
 }

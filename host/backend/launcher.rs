@@ -52,7 +52,9 @@ impl<L: Launcher> Backend for L {
         let rows = validate::forward(op, args)?;
         let residual = args.residual.is_some();
         let plan = op.forward_plan(u64::from(rows), residual, Launcher::properties(self))?;
-        let Some(launch) = plan.launch else { return Ok(()) };
+        let Some(launch) = plan.launch else {
+            return Ok(());
+        };
         let params = ForwardParams {
             x: pointer(args.x.address),
             residual: pointer(args.residual.map_or(0, |view| view.address)),
@@ -70,7 +72,12 @@ impl<L: Launcher> Backend for L {
         };
         // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for them;
         // the caller vouches for the memory.
-        unsafe { self.launch(&[Bound { launch, params: (&raw const params).cast() }]) }
+        unsafe {
+            self.launch(&[Bound {
+                launch,
+                params: (&raw const params).cast(),
+            }])
+        }
     }
 
     unsafe fn backward(&self, op: &RmsNorm, args: &BackwardArgs) -> Result<()> {
@@ -100,7 +107,10 @@ impl<L: Launcher> Backend for L {
             leaf_log2: plan.leaf.leaf_log2,
             run_log2: plan.leaf.run_log2,
         };
-        let main = Bound { launch: main, params: (&raw const params).cast() };
+        let main = Bound {
+            launch: main,
+            params: (&raw const params).cast(),
+        };
         let Some(reduce) = plan.reduce else {
             // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for
             // them; the caller vouches for the memory.
@@ -113,7 +123,10 @@ impl<L: Launcher> Backend for L {
             node_count: plan.leaf.runs(),
             chunk_log2: plan.chunk_log2,
         };
-        let reduce = Bound { launch: reduce, params: (&raw const params).cast() };
+        let reduce = Bound {
+            launch: reduce,
+            params: (&raw const params).cast(),
+        };
         // SAFETY: as above; the nodes that the second launch reads are what the first stores.
         unsafe { self.launch(&[main, reduce]) }
     }

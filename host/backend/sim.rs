@@ -50,7 +50,10 @@ impl Sim {
     /// Plans as for a device with `sm_count` multiprocessors. Changes no bit of any output.
     #[must_use]
     pub fn with_sm_count(self, sm_count: u32) -> Self {
-        Self { properties: self.properties.with_sm_count(sm_count), ..self }
+        Self {
+            properties: self.properties.with_sm_count(sm_count),
+            ..self
+        }
     }
 
     /// Plans as for `properties`.
@@ -74,14 +77,20 @@ impl Sim {
     /// Calls `hook` after every block.
     #[must_use]
     pub fn on_block(self, hook: impl Fn(Progress<'_>) + Send + Sync + 'static) -> Self {
-        Self { on_block: Some(Arc::new(hook)), ..self }
+        Self {
+            on_block: Some(Arc::new(hook)),
+            ..self
+        }
     }
 
     /// `bytes` bytes that kernels must write before they read; `name` appears in errors.
     #[must_use]
     pub fn alloc(&self, name: &str, bytes: usize) -> SimBuffer {
         let buffer = self.memory().alloc(name, bytes);
-        SimBuffer { memory: Arc::clone(&self.memory), buffer }
+        SimBuffer {
+            memory: Arc::clone(&self.memory),
+            buffer,
+        }
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -117,7 +126,8 @@ impl Launcher for Sim {
             simulator = simulator.on_block(&**hook);
         }
         let run = simulator.run(&mut self.memory(), &launches);
-        run.map(|_| ()).map_err(|fault| Error::Simulator(fault.to_string()))
+        run.map(|_| ())
+            .map_err(|fault| Error::Simulator(fault.to_string()))
     }
 
     unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()> {
@@ -163,7 +173,9 @@ impl SimBuffer {
     /// - [`Error::Simulator`] when the values do not fit.
     pub fn write(&self, source: &[u8]) -> Result<()> {
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.write(self.buffer, source).map_err(|error| Error::Simulator(error.to_string()))
+        memory
+            .write(self.buffer, source)
+            .map_err(|error| Error::Simulator(error.to_string()))
     }
 
     /// Makes the contents garbage that kernels may not read.
@@ -172,7 +184,9 @@ impl SimBuffer {
     /// - [`Error::Simulator`] when the memory is not known.
     pub fn forget(&self) -> Result<()> {
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.forget(self.buffer).map_err(|error| Error::Simulator(error.to_string()))
+        memory
+            .forget(self.buffer)
+            .map_err(|error| Error::Simulator(error.to_string()))
     }
 
     /// The contents.
@@ -181,6 +195,8 @@ impl SimBuffer {
     /// - [`Error::Simulator`] when the memory is not known.
     pub fn read(&self) -> Result<Vec<u8>> {
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.read(self.buffer).map_err(|error| Error::Simulator(error.to_string()))
+        memory
+            .read(self.buffer)
+            .map_err(|error| Error::Simulator(error.to_string()))
     }
 }

@@ -72,12 +72,24 @@ pub fn backward(
     check_rows(rows)?;
     device.check()?;
     if rows == 0 {
-        let leaf = LeafTable { leaf_log2: 0, leaves: 0, run_log2: 0 };
-        return Ok(BackwardPlan { main: None, reduce: None, leaf, chunk_log2: 0, workspace_bytes: 0 });
+        let leaf = LeafTable {
+            leaf_log2: 0,
+            leaves: 0,
+            run_log2: 0,
+        };
+        return Ok(BackwardPlan {
+            main: None,
+            reduce: None,
+            leaf,
+            chunk_log2: 0,
+            workspace_bytes: 0,
+        });
     }
     if rows > routes::SPLIT_MAX_ROWS {
         // The first is meant for the width; a device with little shared memory takes a wider one.
-        let mut wide_enough = routes::BACKWARD.iter().filter(|(max_hidden, _)| hidden <= *max_hidden);
+        let mut wide_enough = routes::BACKWARD
+            .iter()
+            .filter(|(max_hidden, _)| hidden <= *max_hidden);
         let plan = wide_enough.find_map(|&(_, program)| {
             single_read(hidden, weight, rows, residual, device, program).ok()
         });
@@ -151,7 +163,9 @@ fn single_read(
     let run_log2 = match program {
         Program::BackwardBlock { .. } => {
             let available = device.shared_bytes_per_block;
-            best_run(rows, hidden, workers, smallest_run, |r| shared(r) <= available)
+            best_run(rows, hidden, workers, smallest_run, |r| {
+                shared(r) <= available
+            })
         }
         _ => smallest_run,
     };
@@ -191,9 +205,21 @@ fn shared_bytes(program: Program, residual: bool, hidden: u32, block: u32, run_l
         Program::BackwardWarp { vectors, stages } => {
             warp::shared_bytes(vectors, stages, residual, block)
         }
-        Program::BackwardBlock { vectors, rows, stages } => {
+        Program::BackwardBlock {
+            vectors,
+            rows,
+            stages,
+        } => {
             let group = block::group_threads(vectors, hidden);
-            block::shared_bytes(vectors, rows, stages, residual, group, block / group, run_log2)
+            block::shared_bytes(
+                vectors,
+                rows,
+                stages,
+                residual,
+                group,
+                block / group,
+                run_log2,
+            )
         }
         _ => wide::shared_bytes(block),
     }
@@ -201,13 +227,20 @@ fn shared_bytes(program: Program, residual: bool, hidden: u32, block: u32, run_l
 
 fn fits(needed: u32, device: &DeviceProperties) -> Result<()> {
     let found = device.shared_bytes_per_block;
-    if needed > found { Err(Error::SharedMemory { needed, found }) } else { Ok(()) }
+    if needed > found {
+        Err(Error::SharedMemory { needed, found })
+    } else {
+        Ok(())
+    }
 }
 
 /// Chunks such that the positions of a block of `threads` threads cover `nodes` nodes.
 fn chunk_log2(nodes: u32, threads: u32) -> u32 {
     let positions = threads / tree::WIDTH;
-    nodes.div_ceil(positions).next_power_of_two().trailing_zeros()
+    nodes
+        .div_ceil(positions)
+        .next_power_of_two()
+        .trailing_zeros()
 }
 
 /// The run size that finishes first: the rows of the busiest worker, and the traffic of the

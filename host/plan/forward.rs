@@ -33,7 +33,9 @@ pub fn forward(
     if rows == 0 {
         return Ok(ForwardPlan { launch: None });
     }
-    let route = routes::FORWARD.iter().find(|route| hidden <= route.max_hidden);
+    let route = routes::FORWARD
+        .iter()
+        .find(|route| hidden <= route.max_hidden);
     let route = route.unwrap_or_else(|| unreachable!("the operator's hidden size was checked"));
     let launch = |forward: &routes::Forward| {
         let block = match forward.program {
@@ -63,6 +65,12 @@ pub fn forward(
     };
     let (few, enough) = launch(&route.few);
     let (many, _) = launch(&route.many);
-    let launch = if enough || many.shared_bytes > device.shared_bytes_per_block { few } else { many };
-    Ok(ForwardPlan { launch: Some(launch) })
+    let launch = if enough || many.shared_bytes > device.shared_bytes_per_block {
+        few
+    } else {
+        many
+    };
+    Ok(ForwardPlan {
+        launch: Some(launch),
+    })
 }

@@ -24,11 +24,19 @@ pub(super) struct Forward {
 }
 
 const fn forward(program: Program, warp_rows: u32, resident_threads: u32) -> Forward {
-    Forward { program, warp_rows, resident_threads }
+    Forward {
+        program,
+        warp_rows,
+        resident_threads,
+    }
 }
 
 const fn route(max_hidden: u32, few: Forward, many: Forward) -> ForwardRoute {
-    ForwardRoute { max_hidden, few, many }
+    ForwardRoute {
+        max_hidden,
+        few,
+        many,
+    }
 }
 
 /// By width, the first that is wide enough.
@@ -39,17 +47,38 @@ pub(super) const FORWARD: &[ForwardRoute] = &[
     route(
         2048,
         forward(Program::ForwardBlock { vectors: 1 }, 0, 1024),
-        forward(Program::ForwardRing { vectors: 1, stages: 4 }, 0, 1024),
+        forward(
+            Program::ForwardRing {
+                vectors: 1,
+                stages: 4,
+            },
+            0,
+            1024,
+        ),
     ),
     route(
         8192,
         forward(Program::ForwardBlock { vectors: 2 }, 0, 768),
-        forward(Program::ForwardRing { vectors: 2, stages: 3 }, 0, 1024),
+        forward(
+            Program::ForwardRing {
+                vectors: 2,
+                stages: 3,
+            },
+            0,
+            1024,
+        ),
     ),
     route(
         16_384,
         forward(Program::ForwardBlock { vectors: 4 }, 0, 512),
-        forward(Program::ForwardRing { vectors: 4, stages: 2 }, 0, 512),
+        forward(
+            Program::ForwardRing {
+                vectors: 4,
+                stages: 2,
+            },
+            0,
+            512,
+        ),
     ),
     route(65_536, FORWARD_WIDE, FORWARD_WIDE),
 ];
@@ -61,11 +90,44 @@ const FORWARD_WIDE: Forward = forward(Program::ForwardWide, 0, 1536);
 
 /// Programs of the backward that read x and dy once, by width, the first that is wide enough.
 pub(super) const BACKWARD: &[(u32, Program)] = &[
-    (256, Program::BackwardWarp { vectors: 1, stages: 4 }),
-    (512, Program::BackwardWarp { vectors: 2, stages: 2 }),
-    (4096, Program::BackwardBlock { vectors: 2, rows: 1, stages: 3 }),
-    (6144, Program::BackwardBlock { vectors: 2, rows: 1, stages: 4 }),
-    (8192, Program::BackwardBlock { vectors: 2, rows: 1, stages: 2 }),
+    (
+        256,
+        Program::BackwardWarp {
+            vectors: 1,
+            stages: 4,
+        },
+    ),
+    (
+        512,
+        Program::BackwardWarp {
+            vectors: 2,
+            stages: 2,
+        },
+    ),
+    (
+        4096,
+        Program::BackwardBlock {
+            vectors: 2,
+            rows: 1,
+            stages: 3,
+        },
+    ),
+    (
+        6144,
+        Program::BackwardBlock {
+            vectors: 2,
+            rows: 1,
+            stages: 4,
+        },
+    ),
+    (
+        8192,
+        Program::BackwardBlock {
+            vectors: 2,
+            rows: 1,
+            stages: 2,
+        },
+    ),
     (16_384, Program::BackwardWide),
 ];
 

@@ -51,7 +51,11 @@ pub fn unroll<const N: usize>(mut body: impl FnMut(usize)) {
 /// `f` with NaN replaced by [`CANONICAL_NAN`]: CPUs and GPUs differ in the NaN they produce.
 #[inline(always)]
 pub fn canonical(f: f32) -> f32 {
-    if f.is_nan() { f32::from_bits(CANONICAL_NAN) } else { f }
+    if f.is_nan() {
+        f32::from_bits(CANONICAL_NAN)
+    } else {
+        f
+    }
 }
 
 /// Widens the BF16 value in bits 0 to 15 of `word`; exact.
@@ -132,9 +136,15 @@ const SMALLEST_RSTD: f32 = f32::from_bits((127 - 40) << 23);
 
 impl RowScale {
     /// For rows whose squares vanish.
-    pub const UP: RowScale = RowScale { scale: UP, inverse: DOWN };
+    pub const UP: RowScale = RowScale {
+        scale: UP,
+        inverse: DOWN,
+    };
     /// For rows whose squares overflow.
-    pub const DOWN: RowScale = RowScale { scale: DOWN, inverse: UP };
+    pub const DOWN: RowScale = RowScale {
+        scale: DOWN,
+        inverse: UP,
+    };
 
     /// The lane's elements times the scale.
     #[inline(always)]
@@ -157,7 +167,7 @@ impl RowScale {
 #[inline(always)]
 pub fn mean_square(sum_of_squares: f32, hidden: f32, eps: f32) -> (f32, Option<RowScale>) {
     let mean = sum_of_squares / hidden + eps;
-    if mean >= SMALLEST_MEAN_SQUARE && mean < f32::INFINITY {
+    if (SMALLEST_MEAN_SQUARE..f32::INFINITY).contains(&mean) {
         (mean, None)
     } else if mean < SMALLEST_MEAN_SQUARE {
         (mean, Some(RowScale::UP))
@@ -175,7 +185,7 @@ pub fn reciprocal_root(mean_square: f32) -> f32 {
 /// rstd of a row whose squares were summed after scaling.
 #[inline(always)]
 pub fn rescued_rstd(sum_of_squares: f32, hidden: f32, eps: f32, row: RowScale) -> f32 {
-    // Two exact steps: eps · scale² itself may not be representable.
+    // Two steps: scale² itself is not representable.
     let eps = eps * row.scale * row.scale;
     reciprocal_root(sum_of_squares / hidden + eps) * row.scale
 }
@@ -234,7 +244,10 @@ pub struct Pair {
 
 impl Pair {
     /// The empty sum.
-    pub const ZERO: Pair = Pair { sum: 0.0, comp: 0.0 };
+    pub const ZERO: Pair = Pair {
+        sum: 0.0,
+        comp: 0.0,
+    };
 
     /// Adds g·r, eight operations: TwoSum with the rounded product, in whose error the unrounded
     /// product takes its place; so what both roundings lost goes to `comp`.
@@ -247,7 +260,10 @@ impl Pair {
         let product_part = sum - self.sum;
         let sum_part = sum - product_part;
         let lost = (self.sum - sum_part) + fma(g, r, -product_part);
-        Pair { sum, comp: self.comp + lost }
+        Pair {
+            sum,
+            comp: self.comp + lost,
+        }
     }
 
     /// The sum of two nodes: TwoSum of the sums; its error joins the compensations.
@@ -257,7 +273,10 @@ impl Pair {
         let right_part = sum - self.sum;
         let left_part = sum - right_part;
         let lost = (self.sum - left_part) + (right.sum - right_part);
-        Pair { sum, comp: (self.comp + right.comp) + lost }
+        Pair {
+            sum,
+            comp: (self.comp + right.comp) + lost,
+        }
     }
 
     /// `self` where `condition` holds, else `other`; a choice of registers, not of memory.
@@ -273,7 +292,11 @@ impl Pair {
     /// a number then.
     #[inline(always)]
     pub fn round(self) -> f32 {
-        if self.sum.abs() < f32::INFINITY { canonical(self.sum + self.comp) } else { canonical(self.sum) }
+        if self.sum.abs() < f32::INFINITY {
+            canonical(self.sum + self.comp)
+        } else {
+            canonical(self.sum)
+        }
     }
 }
 

@@ -228,12 +228,28 @@ entries! { BACKWARD, "backward_f32", "backward_bf16",
     }
 }
 
-entry!("reduce", backward_reduce, ReduceParams, reduce, F32Weight, false);
+entry!(
+    "reduce",
+    backward_reduce,
+    ReduceParams,
+    reduce,
+    F32Weight,
+    false
+);
 
 #[cfg(not(target_arch = "nvptx64"))]
 const REDUCE: &[Kernel] = &[contract!(
-    "reduce", backward_reduce, ReduceParams, reduce, F32Weight, false,
-    Program::Reduce, None, 256, 0, [1, 14, 16, 0]
+    "reduce",
+    backward_reduce,
+    ReduceParams,
+    reduce,
+    F32Weight,
+    false,
+    Program::Reduce,
+    None,
+    256,
+    0,
+    [1, 14, 16, 0]
 )];
 
 #[cfg(not(target_arch = "nvptx64"))]

@@ -52,13 +52,18 @@ pub unsafe fn ring<W: Weight, const VECTORS: usize, const STAGES: usize, const T
 ) {
     let columns = Columns::<VECTORS>::of_warp(thread::thread_idx_x() / 32, p.hidden);
     let mut sums = BlockSum::new(shared::base(), Group::block());
-    let mut ring =
-        Ring::<VECTORS, 1, STAGES, TENSORS, false>::new(shared::base() + SCRATCH_BYTES);
+    let mut ring = Ring::<VECTORS, 1, STAGES, TENSORS, false>::new(shared::base() + SCRATCH_BYTES);
     let turn = Turn::of_block();
     let sources = {
         let all = [
-            Source { base: p.x, stride: p.x_stride },
-            Source { base: p.residual, stride: p.residual_stride },
+            Source {
+                base: p.x,
+                stride: p.x_stride,
+            },
+            Source {
+                base: p.residual,
+                stride: p.residual_stride,
+            },
         ];
         let mut sources = [all[0]; TENSORS];
         unroll::<TENSORS>(|tensor| sources[tensor] = all[tensor]);
@@ -75,7 +80,10 @@ pub unsafe fn ring<W: Weight, const VECTORS: usize, const STAGES: usize, const T
     unroll::<STAGES>(|_| fill(&mut ring));
     let fetch = |_row: u64| {
         ring.wait();
-        let mut words = RowWords { x: [NO_WORDS; VECTORS], residual: [NO_WORDS; VECTORS] };
+        let mut words = RowWords {
+            x: [NO_WORDS; VECTORS],
+            residual: [NO_WORDS; VECTORS],
+        };
         // SAFETY: the stage has the row.
         unsafe {
             words.x = ring.vectors(columns, 0, 0);
@@ -200,7 +208,11 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &ForwardParams, row: u32)
     unsafe {
         let load = |tile: u32| {
             let words = load_row::<1, RESIDUAL>(p, columns_of(tile), u64::from(row));
-            if RESIDUAL { add_residual(words.x[0], words.residual[0]) } else { words.x[0] }
+            if RESIDUAL {
+                add_residual(words.x[0], words.residual[0])
+            } else {
+                words.x[0]
+            }
         };
         let sum = |scale: Option<RowScale>| {
             let mut tile = warp;
@@ -264,8 +276,12 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
     // Wide rows have no registers left for the weight.
     let keep_weight = VECTORS <= 2;
     let hidden = p.hidden as f32;
-    // SAFETY: the weight has H elements.
-    let kept = if keep_weight { unsafe { columns.load_weight::<W>(p.w) } } else { [[0.0; 8]; VECTORS] };
+    let kept = if keep_weight {
+        // SAFETY: the weight has H elements.
+        unsafe { columns.load_weight::<W>(p.w) }
+    } else {
+        [[0.0; 8]; VECTORS]
+    };
 
     let mut row = u64::from(turn.first);
     while row < u64::from(p.rows) {
@@ -287,8 +303,12 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
         let h = forget(h);
         let out = row_start_mut(p.y, row_index, p.y_stride);
         let weight = |v: usize| {
-            // SAFETY: asked only for vectors inside the row, hence inside the weight.
-            if keep_weight { kept[v] } else { unsafe { W::load(p.w, columns.column(v)) } }
+            if keep_weight {
+                kept[v]
+            } else {
+                // SAFETY: asked only for vectors inside the row, hence inside the weight.
+                unsafe { W::load(p.w, columns.column(v)) }
+            }
         };
         let rstd = match rescue {
             None => reciprocal_root(mean),
@@ -359,7 +379,10 @@ unsafe fn load_row<const VECTORS: usize, const RESIDUAL: bool>(
     columns: Columns<VECTORS>,
     row: u64,
 ) -> RowWords<VECTORS> {
-    let mut words = RowWords { x: [NO_WORDS; VECTORS], residual: [NO_WORDS; VECTORS] };
+    let mut words = RowWords {
+        x: [NO_WORDS; VECTORS],
+        residual: [NO_WORDS; VECTORS],
+    };
     if row < u64::from(p.rows) {
         let row = row as u32;
         // SAFETY: the row is inside both buffers.

@@ -23,11 +23,14 @@ pub const fn leaves_target(hidden: u32) -> u64 {
 #[inline(always)]
 pub const fn leaf_rows(rows: u64, hidden: u32) -> u64 {
     let quotient = rows / leaves_target(hidden);
-    if quotient <= 1 { 1 } else { 1 << (63 - quotient.leading_zeros()) }
+    if quotient <= 1 {
+        1
+    } else {
+        1 << (63 - quotient.leading_zeros())
+    }
 }
 
-/// Leaves of T rows: ⌈T / [`leaf_rows`]⌉, fewer than twice the target once the leaves have more
-/// than one row.
+/// Leaves of T rows: ⌈T / [`leaf_rows`]⌉, at most twice the target.
 #[must_use]
 #[inline(always)]
 pub const fn leaf_count(rows: u64, hidden: u32) -> u64 {

@@ -2,7 +2,14 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(abi_ptx, stdarch_nvptx, asm_experimental_arch, link_llvm_intrinsics, core_intrinsics, core_float_math)
+    feature(
+        abi_ptx,
+        stdarch_nvptx,
+        asm_experimental_arch,
+        link_llvm_intrinsics,
+        core_intrinsics,
+        core_float_math
+    )
 )]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 

@@ -8,17 +8,17 @@
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ForwardParams {
-    /// BF16 [rows, hidden].
+    /// BF16 `[rows, hidden]`.
     pub x: *const u16,
-    /// BF16 [rows, hidden]; read by the residual form alone.
+    /// BF16 `[rows, hidden]`; read by the residual form alone.
     pub residual: *const u16,
-    /// BF16 or FP32 [hidden].
+    /// BF16 or FP32 `[hidden]`.
     pub w: *const u8,
-    /// BF16 [rows, hidden]; written by the residual form alone.
+    /// BF16 `[rows, hidden]`; written by the residual form alone.
     pub h: *mut u16,
-    /// BF16 [rows, hidden].
+    /// BF16 `[rows, hidden]`.
     pub y: *mut u16,
-    /// FP32 [rows].
+    /// FP32 `[rows]`.
     pub rstd: *mut f32,
     /// Row stride of `x`.
     pub x_stride: i64,
@@ -40,21 +40,21 @@ pub struct ForwardParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct BackwardParams {
-    /// BF16 [rows, hidden].
+    /// BF16 `[rows, hidden]`.
     pub dy: *const u16,
-    /// BF16 [rows, hidden]: what the forward normalised (x, or h of the residual form).
+    /// BF16 `[rows, hidden]`: what the forward normalised (x, or h of the residual form).
     pub x: *const u16,
-    /// BF16 [rows, hidden], added to dx; read by the residual form alone.
+    /// BF16 `[rows, hidden]`, added to dx; read by the residual form alone.
     pub dh: *const u16,
-    /// BF16 or FP32 [hidden].
+    /// BF16 or FP32 `[hidden]`.
     pub w: *const u8,
-    /// FP32 [rows], of the forward.
+    /// FP32 `[rows]`, of the forward.
     pub rstd: *const f32,
-    /// BF16 [rows, hidden].
+    /// BF16 `[rows, hidden]`.
     pub dx: *mut u16,
-    /// FP32 [slots, 2, hidden]: a node of the dw tree a slot, its sums and its compensations.
+    /// FP32 `[slots, 2, hidden]`: a node of the dw tree a slot, its sums and its compensations.
     pub nodes: *mut f32,
-    /// FP32 [hidden]; written by [`crate::backward::split`] alone.
+    /// FP32 `[hidden]`; written by [`crate::backward::split`] alone.
     pub dw: *mut f32,
     /// Row stride of `dy`.
     pub dy_stride: i64,
@@ -78,9 +78,9 @@ pub struct BackwardParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ReduceParams {
-    /// FP32 [slots, 2, hidden].
+    /// FP32 `[slots, 2, hidden]`.
     pub nodes: *const f32,
-    /// FP32 [hidden].
+    /// FP32 `[hidden]`.
     pub dw: *mut f32,
     /// H.
     pub hidden: u32,

@@ -68,7 +68,10 @@ impl<
     #[inline(always)]
     pub fn new(base: u32) -> Self {
         let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
-        Self { place: base + warp * STAGES as u32 * Self::STAGE_BYTES + 16 * lane, stage: 0 }
+        Self {
+            place: base + warp * STAGES as u32 * Self::STAGE_BYTES + 16 * lane,
+            stage: 0,
+        }
     }
 
     #[inline(always)]
@@ -119,13 +122,19 @@ impl<
                 });
                 if SCALARS {
                     // SAFETY: an element a row; the place is the thread's own.
-                    unsafe { async_copy::copy_f32(self.scalar_place(r), scalars.add(row as usize)) };
+                    unsafe {
+                        async_copy::copy_f32(self.scalar_place(r), scalars.add(row as usize))
+                    };
                 }
             }
         });
         async_copy::commit_group();
         let next = self.stage + Self::STAGE_BYTES;
-        self.stage = if next == STAGES as u32 * Self::STAGE_BYTES { 0 } else { next };
+        self.stage = if next == STAGES as u32 * Self::STAGE_BYTES {
+            0
+        } else {
+            next
+        };
     }
 
     /// Waits for the rows of the current stage, `STAGES` fills after the first.

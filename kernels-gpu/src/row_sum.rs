@@ -88,7 +88,9 @@ fn value_of_lane(count: usize, lane: u32) -> u32 {
 
 /// `values` behind each other, then zeros.
 #[inline(always)]
-fn flatten<const ROWS: usize, const VECTORS: usize>(values: [[f32; VECTORS]; ROWS]) -> [f32; VALUES] {
+fn flatten<const ROWS: usize, const VECTORS: usize>(
+    values: [[f32; VECTORS]; ROWS],
+) -> [f32; VALUES] {
     const { assert!(ROWS * VECTORS <= VALUES && (ROWS * VECTORS).is_power_of_two()) };
     let mut flat = [0.0; VALUES];
     unroll::<ROWS>(|r| unroll::<VECTORS>(|v| flat[r * VECTORS + v] = values[r][v]));
@@ -145,13 +147,21 @@ impl Group {
     pub fn of_thread(threads: u32) -> Self {
         let thread = thread::thread_idx_x();
         let threads = threads.max(32); // tells the compiler that it is not zero
-        Self { index: thread / threads, threads, thread: thread % threads }
+        Self {
+            index: thread / threads,
+            threads,
+            thread: thread % threads,
+        }
     }
 
     /// The whole block as one group.
     #[inline(always)]
     pub fn block() -> Self {
-        Self { index: 0, threads: thread::block_dim_x(), thread: thread::thread_idx_x() }
+        Self {
+            index: 0,
+            threads: thread::block_dim_x(),
+            thread: thread::thread_idx_x(),
+        }
     }
 
     /// Groups of the block.
@@ -176,7 +186,11 @@ impl BlockSum {
     /// for each group.
     #[inline(always)]
     pub fn new(scratch: u32, group: Group) -> Self {
-        Self { scratch: scratch + group.index * SCRATCH_BYTES, half: 0, group }
+        Self {
+            scratch: scratch + group.index * SCRATCH_BYTES,
+            half: 0,
+            group,
+        }
     }
 
     /// First half of the sums of `ROWS` rows: publishes the tile sums of the thread's warp, which

@@ -11,7 +11,12 @@ pub const NO_WORDS: Words4 = Words4(0, 0, 0, 0);
 pub fn forget<const VECTORS: usize>(mut words: [Words4; VECTORS]) -> [Words4; VECTORS] {
     unroll::<VECTORS>(|v| {
         let Words4(a, b, c, d) = words[v];
-        words[v] = Words4(hint::forget(a), hint::forget(b), hint::forget(c), hint::forget(d));
+        words[v] = Words4(
+            hint::forget(a),
+            hint::forget(b),
+            hint::forget(c),
+            hint::forget(d),
+        );
     });
     words
 }
@@ -59,7 +64,16 @@ impl Weight for F32Weight {
 #[inline(always)]
 fn lane_of_words(low: Words4, high: Words4) -> Lane {
     let f = f32::from_bits;
-    [f(low.0), f(low.1), f(low.2), f(low.3), f(high.0), f(high.1), f(high.2), f(high.3)]
+    [
+        f(low.0),
+        f(low.1),
+        f(low.2),
+        f(low.3),
+        f(high.0),
+        f(high.1),
+        f(high.2),
+        f(high.3),
+    ]
 }
 
 /// The columns of one thread: vector v holds elements `first + 256·v` … `+ 7`, where they are
@@ -79,13 +93,19 @@ impl<const VECTORS: usize> Columns<VECTORS> {
     pub fn of_warp(warp: u32, hidden: u32) -> Self {
         let lane = thread::thread_idx_x() % 32;
         let tile = warp * VECTORS as u32;
-        Self { first: tile * TILE + lane * LANE_ELEMENTS as u32, hidden }
+        Self {
+            first: tile * TILE + lane * LANE_ELEMENTS as u32,
+            hidden,
+        }
     }
 
     /// The same columns, from which nothing that was worked out before stays in registers.
     #[inline(always)]
     pub fn forget(self) -> Self {
-        Self { first: hint::forget(self.first), ..self }
+        Self {
+            first: hint::forget(self.first),
+            ..self
+        }
     }
 
     /// First element of vector `v`.
@@ -111,7 +131,8 @@ impl<const VECTORS: usize> Columns<VECTORS> {
         unroll::<VECTORS>(|v| {
             if self.holds(v) {
                 // SAFETY: inside the row, and aligned since columns are multiples of 8.
-                words[v] = unsafe { global::load_stream_words4(row.add(self.column(v) as usize).cast()) };
+                words[v] =
+                    unsafe { global::load_stream_words4(row.add(self.column(v) as usize).cast()) };
             }
         });
         words
@@ -171,7 +192,11 @@ pub struct KeptWeight<const VECTORS: usize> {
 #[must_use]
 #[inline(always)]
 pub const fn kept_weight_bytes(vectors: u32, threads: u32) -> u32 {
-    if vectors > 1 { vectors * 32 * threads } else { 0 }
+    if vectors > 1 {
+        vectors * 32 * threads
+    } else {
+        0
+    }
 }
 
 impl<const VECTORS: usize> KeptWeight<VECTORS> {
@@ -213,7 +238,10 @@ impl<const VECTORS: usize> KeptWeight<VECTORS> {
         }
         // SAFETY: the thread's own places, written when this was made.
         let (low, high) = unsafe {
-            (shared::load_words4(self.place(v, 0)), shared::load_words4(self.place(v, 1)))
+            (
+                shared::load_words4(self.place(v, 0)),
+                shared::load_words4(self.place(v, 1)),
+            )
         };
         lane_of_words(low, high)
     }

@@ -33,7 +33,10 @@ fn to_words(pairs: &LanePairs) -> [Words4; PARTS as usize] {
 
 #[inline(always)]
 fn from_words(words: [Words4; PARTS as usize]) -> LanePairs {
-    let pair = |sum: u32, comp: u32| Pair { sum: f32::from_bits(sum), comp: f32::from_bits(comp) };
+    let pair = |sum: u32, comp: u32| Pair {
+        sum: f32::from_bits(sum),
+        comp: f32::from_bits(comp),
+    };
     [
         pair(words[0].0, words[2].0),
         pair(words[0].1, words[2].1),
@@ -135,7 +138,7 @@ impl<const VECTORS: usize> Shelf<VECTORS> {
 /// Stores eight columns of a node in slot `slot` of the workspace: sums, then compensations.
 ///
 /// # Safety
-/// - `nodes` is FP32 [slots, 2, hidden], 16-byte aligned, writable; `slot` is below slots.
+/// - `nodes` is FP32 `[slots, 2, hidden]`, 16-byte aligned, writable; `slot` is below slots.
 /// - `column` is a multiple of 8 and `column + 8 ≤ hidden`; no other thread accesses the place.
 #[inline(always)]
 pub unsafe fn store_node(nodes: *mut f32, slot: u32, hidden: u32, column: u32, pairs: &LanePairs) {
@@ -184,7 +187,11 @@ impl<const VECTORS: usize> Counter<VECTORS> {
     /// shared address `base` on.
     #[inline(always)]
     pub fn new(base: u32, threads: u32, log2: u32) -> Self {
-        Self { base, threads, log2 }
+        Self {
+            base,
+            threads,
+            log2,
+        }
     }
 
     /// The shelf of level `level`. After n pushes, a thread's place holds the node of that level
@@ -306,7 +313,10 @@ pub unsafe fn fold_narrow(base: u32, node: &LanePairs, present: u32) -> Pair {
             if (i as u32) < warps {
                 let place = place(i as u32);
                 let comp = shared::load_f32(place + 4 * 32);
-                nodes[i] = Pair { sum: shared::load_f32(place), comp };
+                nodes[i] = Pair {
+                    sum: shared::load_f32(place),
+                    comp,
+                };
             }
         };
         unroll::<8>(|i| take(&mut nodes, i));

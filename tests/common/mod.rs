@@ -3,9 +3,7 @@
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::cpu::Cpu;
 use cake_rmsnorm::backend::sim::{Sim, SimBuffer};
-use cake_rmsnorm::{
-    BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace,
-};
+use cake_rmsnorm::{BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -63,7 +61,9 @@ impl Case {
             values
         };
         let (x, dy, extra) = (matrix(true), matrix(false), matrix(true));
-        let weights: Vec<f32> = (0..hidden).map(|_| rng.random_range(0.25f32..2.0)).collect();
+        let weights: Vec<f32> = (0..hidden)
+            .map(|_| rng.random_range(0.25f32..2.0))
+            .collect();
         let w = match weight {
             Dtype::F32 => bytemuck::cast_slice(&weights).to_vec(),
             _ => {
@@ -71,11 +71,24 @@ impl Case {
                 bytemuck::cast_slice(&bits).to_vec()
             }
         };
-        Self { op, rows, residual, stride, x, dy, extra, w }
+        Self {
+            op,
+            rows,
+            residual,
+            stride,
+            x,
+            dy,
+            extra,
+            w,
+        }
     }
 
     /// Forward and backward on `backend`, whose memory `memory` gives out.
-    pub fn run(&self, backend: &dyn Backend, memory: &dyn Fn(&str, usize) -> Box<dyn Memory>) -> Outputs {
+    pub fn run(
+        &self,
+        backend: &dyn Backend,
+        memory: &dyn Fn(&str, usize) -> Box<dyn Memory>,
+    ) -> Outputs {
         let input = |name: &str, bytes: &[u8]| {
             let buffer = memory(name, bytes.len());
             buffer.write(bytes);
@@ -97,7 +110,11 @@ impl Case {
             RowsView::packed(buffer.address(), self.rows, self.op.hidden())
                 .with_stride(self.stride as i64)
         };
-        let weight = VectorView { address: w.address(), dtype: self.op.weight(), len: self.op.hidden() };
+        let weight = VectorView {
+            address: w.address(),
+            dtype: self.op.weight(),
+            len: self.op.hidden(),
+        };
         let rstd_view = VectorView::f32(rstd.address(), self.rows);
         let forward = ForwardArgs {
             x: view(&*x),
@@ -109,7 +126,9 @@ impl Case {
         };
         // SAFETY: the buffers live until the results are read.
         unsafe { backend.forward(&self.op, &forward) }.expect("forward");
-        let plan = self.op.backward_plan(self.rows, self.residual, backend.properties());
+        let plan = self
+            .op
+            .backward_plan(self.rows, self.residual, backend.properties());
         let bytes = plan.expect("a plan").workspace_bytes;
         let workspace = output("workspace", bytes as usize);
         let backward = BackwardArgs {
@@ -120,13 +139,22 @@ impl Case {
             rstd: rstd_view,
             dx: view(&*dx),
             dw: VectorView::f32(dw.address(), self.op.hidden()),
-            workspace: Workspace { address: workspace.address(), bytes },
+            workspace: Workspace {
+                address: workspace.address(),
+                bytes,
+            },
         };
         // SAFETY: as above.
         unsafe { backend.backward(&self.op, &backward) }.expect("backward");
         let u16s = |buffer: &dyn Memory| bytemuck::pod_collect_to_vec(&buffer.read());
         let u32s = |buffer: &dyn Memory| bytemuck::pod_collect_to_vec(&buffer.read());
-        Outputs { h: u16s(&*h), y: u16s(&*y), rstd: u32s(&*rstd), dx: u16s(&*dx), dw: u32s(&*dw) }
+        Outputs {
+            h: u16s(&*h),
+            y: u16s(&*y),
+            rstd: u32s(&*rstd),
+            dx: u16s(&*dx),
+            dw: u32s(&*dw),
+        }
     }
 
     /// On the golden implementation.
@@ -145,7 +173,11 @@ impl Case {
         let (golden, simulated) = (self.golden(), self.simulated(sim));
         let shape = format!(
             "{what}: T={} H={} {} residual={} stride={}",
-            self.rows, self.op.hidden(), self.op.weight(), self.residual, self.stride
+            self.rows,
+            self.op.hidden(),
+            self.op.weight(),
+            self.residual,
+            self.stride
         );
         assert!(golden.h == simulated.h, "{shape}: h");
         assert!(golden.y == simulated.y, "{shape}: y");
@@ -181,7 +213,10 @@ struct HostMemory(std::cell::UnsafeCell<Vec<u128>>, usize);
 
 impl HostMemory {
     fn new(bytes: usize) -> Self {
-        Self(vec![u128::from_ne_bytes([POISON; 16]); bytes.div_ceil(16)].into(), bytes)
+        Self(
+            vec![u128::from_ne_bytes([POISON; 16]); bytes.div_ceil(16)].into(),
+            bytes,
+        )
     }
 }
 
@@ -195,7 +230,10 @@ impl Memory for HostMemory {
         assert!(bytes.len() <= self.1);
         // SAFETY: as long as the buffer; nobody else accesses it now.
         unsafe {
-            (*self.0.get()).as_mut_ptr().cast::<u8>().copy_from(bytes.as_ptr(), bytes.len());
+            (*self.0.get())
+                .as_mut_ptr()
+                .cast::<u8>()
+                .copy_from(bytes.as_ptr(), bytes.len());
         }
     }
 

@@ -23,10 +23,16 @@ impl DeviceBuffer {
         if bytes > 0 {
             device.with_context(|| {
                 // SAFETY: the out pointer is live.
-                check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) })
+                check("cuMemAlloc", unsafe {
+                    sys::cuMemAlloc_v2(&raw mut address, bytes)
+                })
             })?;
         }
-        Ok(Self { device: device.clone(), address, bytes })
+        Ok(Self {
+            device: device.clone(),
+            address,
+            bytes,
+        })
     }
 
     /// The address; 0 for a buffer of no bytes.

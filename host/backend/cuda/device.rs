@@ -45,7 +45,10 @@ impl Device {
         // SAFETY: plain driver calls; the out pointers are live.
         unsafe {
             check("cuInit", sys::cuInit(0))?;
-            check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, ordinal as c_int))?;
+            check(
+                "cuDeviceGet",
+                sys::cuDeviceGet(&raw mut device, ordinal as c_int),
+            )?;
         }
         let properties = properties(device)?;
         let (major, minor) = properties.compute_capability;
@@ -60,7 +63,14 @@ impl Device {
         }
         let functions = KERNELS.iter().map(|_| OnceLock::new()).collect();
         let modules = Mutex::new(BTreeMap::new());
-        Ok(Self(Arc::new(Inner { device, context, name, properties, modules, functions })))
+        Ok(Self(Arc::new(Inner {
+            device,
+            context,
+            name,
+            properties,
+            modules,
+            functions,
+        })))
     }
 
     /// What plans need to know.
@@ -82,15 +92,21 @@ impl Device {
     pub fn with_context<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut current = std::ptr::null_mut();
         // SAFETY: plain driver call; the out pointer is live.
-        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&raw mut current) })?;
+        check("cuCtxGetCurrent", unsafe {
+            sys::cuCtxGetCurrent(&raw mut current)
+        })?;
         if current == self.0.context {
             return body();
         }
         // SAFETY: the context is retained.
-        check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(self.0.context) })?;
+        check("cuCtxPushCurrent", unsafe {
+            sys::cuCtxPushCurrent_v2(self.0.context)
+        })?;
         let result = body();
         // SAFETY: pops what was pushed above.
-        check("cuCtxPopCurrent", unsafe { sys::cuCtxPopCurrent_v2(&raw mut current) })?;
+        check("cuCtxPopCurrent", unsafe {
+            sys::cuCtxPopCurrent_v2(&raw mut current)
+        })?;
         result
     }
 
@@ -127,17 +143,26 @@ impl Device {
         // SAFETY: the module is loaded in the current context; the name is terminated.
         unsafe {
             let result = sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr());
-            check_with("cuModuleGetFunction", result, || format!(" for {}", kernel.name))?;
+            check_with("cuModuleGetFunction", result, || {
+                format!(" for {}", kernel.name)
+            })?;
             let shared = self.0.properties.shared_bytes_per_block as c_int;
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            check("cuFuncSetAttribute", sys::cuFuncSetAttribute(function, attribute, shared))?;
+            check(
+                "cuFuncSetAttribute",
+                sys::cuFuncSetAttribute(function, attribute, shared),
+            )?;
         }
         Ok(function)
     }
 
     fn module(&self, name: &'static str) -> Result<sys::CUmodule> {
-        let mut modules = self.0.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut modules = self
+            .0
+            .modules
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = modules.get(name) {
             return Ok(*module as sys::CUmodule);
         }
@@ -149,7 +174,10 @@ impl Device {
             .max_by_key(|module| module.sm)
             .ok_or(Error::UnsupportedDevice { major, minor })?;
         let module = load_ptx(best.ptx, || {
-            format!(" for module {name} (PTX for sm_{}) on {}", best.sm, self.0.name)
+            format!(
+                " for module {name} (PTX for sm_{}) on {}",
+                best.sm, self.0.name
+            )
         })?;
         modules.insert(name, module as usize);
         Ok(module)
@@ -159,7 +187,9 @@ impl Device {
 impl Drop for Inner {
     fn drop(&mut self) {
         let modules = std::mem::take(
-            self.modules.get_mut().unwrap_or_else(PoisonError::into_inner),
+            self.modules
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner),
         );
         // SAFETY: nothing uses the modules or the context through this object any more. Errors
         // (a driver that is shutting down) leave nothing to do.
@@ -206,11 +236,13 @@ fn properties(device: sys::CUdevice) -> Result<DeviceProperties> {
 fn device_name(device: sys::CUdevice) -> Result<String> {
     let mut name = [0u8; 128];
     // SAFETY: the driver writes a terminated string of at most the given length.
-    let result = unsafe {
-        sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device)
-    };
+    let result =
+        unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device) };
     check("cuDeviceGetName", result)?;
-    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    let end = name
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(name.len());
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }
 
@@ -238,14 +270,26 @@ pub(super) fn load_ptx(ptx: &str, what: impl FnOnce() -> String) -> Result<sys::
     };
     check_with("cuModuleLoadDataEx", result, || {
         let mut detail = what();
-        let version = ptx.lines().find(|line| line.starts_with(".version")).unwrap_or(".version ?");
+        let version = ptx
+            .lines()
+            .find(|line| line.starts_with(".version"))
+            .unwrap_or(".version ?");
         let mut driver: c_int = 0;
         // SAFETY: the out pointer is live.
         let _ = unsafe { sys::cuDriverGetVersion(&raw mut driver) };
-        let _ = write!(detail, "; PTX {version}, driver for CUDA {}.{}", driver / 1000, driver % 1000 / 10);
+        let _ = write!(
+            detail,
+            "; PTX {version}, driver for CUDA {}.{}",
+            driver / 1000,
+            driver % 1000 / 10
+        );
         let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
         if end > 0 {
-            let _ = write!(detail, "; JIT log: {}", String::from_utf8_lossy(&log[..end]).trim());
+            let _ = write!(
+                detail,
+                "; JIT log: {}",
+                String::from_utf8_lossy(&log[..end]).trim()
+            );
         }
         detail
     })?;

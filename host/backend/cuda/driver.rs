@@ -27,11 +27,18 @@ pub(super) fn check_with(
     let named = unsafe { sys::cuGetErrorName(result, &raw mut name) };
     let name = if named == sys::CUresult::CUDA_SUCCESS && !name.is_null() {
         // SAFETY: a static, terminated string of the driver.
-        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr(name) }
+            .to_string_lossy()
+            .into_owned()
     } else {
         "unknown".to_owned()
     };
-    Err(Error::Cuda { call, code: result as u32, name, detail: detail() })
+    Err(Error::Cuda {
+        call,
+        code: result as u32,
+        name,
+        detail: detail(),
+    })
 }
 
 /// `CUlaunchAttribute` of CUDA 12: an identifier, then a 64-byte value.
@@ -100,7 +107,13 @@ pub(super) unsafe fn launch(
     configuration: &Configuration,
     parameters: *const u8,
 ) -> Result<()> {
-    let Configuration { grid, block, shared_bytes, stream, dependent } = *configuration;
+    let Configuration {
+        grid,
+        block,
+        shared_bytes,
+        stream,
+        dependent,
+    } = *configuration;
     let mut arguments = [parameters.cast_mut().cast::<c_void>()];
     let extended = if dependent { launch_kernel_ex() } else { None };
     let Some(launch_ex) = extended else {
@@ -124,8 +137,11 @@ pub(super) unsafe fn launch(
     };
     let mut value = [0; 16];
     value[0] = 1;
-    let mut attribute =
-        LaunchAttribute { id: PROGRAMMATIC_STREAM_SERIALIZATION, padding: [0; 4], value };
+    let mut attribute = LaunchAttribute {
+        id: PROGRAMMATIC_STREAM_SERIALIZATION,
+        padding: [0; 4],
+        value,
+    };
     let config = LaunchConfig {
         grid: [grid, 1, 1],
         block: [block, 1, 1],
@@ -136,7 +152,12 @@ pub(super) unsafe fn launch(
     };
     // SAFETY: the caller's obligations; config and attribute outlive the call.
     let result = unsafe {
-        launch_ex(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+        launch_ex(
+            &raw const config,
+            function,
+            arguments.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
     };
     check("cuLaunchKernelEx", result)
 }

@@ -34,7 +34,11 @@ impl Cuda {
     #[must_use]
     pub fn new(device: Device) -> Self {
         let properties = *device.properties();
-        Self { device, stream: std::ptr::null_mut(), properties }
+        Self {
+            device,
+            stream: std::ptr::null_mut(),
+            properties,
+        }
     }
 
     /// Launches on `stream`, a `CUstream` (or `cudaStream_t`) of `device`.
@@ -43,13 +47,19 @@ impl Cuda {
     /// - `stream` belongs to the device's primary context and outlives this object.
     #[must_use]
     pub unsafe fn with_stream(device: Device, stream: sys::CUstream) -> Self {
-        Self { stream, ..Self::new(device) }
+        Self {
+            stream,
+            ..Self::new(device)
+        }
     }
 
     /// Plans as for a device with `sm_count` multiprocessors. Changes no bit of any output.
     #[must_use]
     pub fn with_sm_count(self, sm_count: u32) -> Self {
-        Self { properties: self.properties.with_sm_count(sm_count), ..self }
+        Self {
+            properties: self.properties.with_sm_count(sm_count),
+            ..self
+        }
     }
 
     /// The GPU.
@@ -65,7 +75,9 @@ impl Cuda {
     pub fn synchronize(&self) -> Result<()> {
         self.device.with_context(|| {
             // SAFETY: the stream is live.
-            check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+            check("cuStreamSynchronize", unsafe {
+                sys::cuStreamSynchronize(self.stream)
+            })
         })
     }
 }
@@ -96,8 +108,7 @@ impl Launcher for Cuda {
     unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()> {
         self.device.with_context(|| {
             // SAFETY: the caller's obligation.
-            let result =
-                unsafe { sys::cuMemsetD32Async(address, 0, len as usize, self.stream) };
+            let result = unsafe { sys::cuMemsetD32Async(address, 0, len as usize, self.stream) };
             check("cuMemsetD32Async", result)
         })
     }

@@ -43,8 +43,14 @@ pub unsafe fn block<
     let mut sums = BlockSum::new(shared::base(), group);
     let ring_base = shared::base() + groups * SCRATCH_BYTES;
     let mut ring = Ring::<VECTORS, ROWS, STAGES, TENSORS, true>::new(ring_base);
-    let ring_bytes =
-        ring_bytes(VECTORS as u32, ROWS as u32, STAGES as u32, TENSORS as u32, true, threads);
+    let ring_bytes = ring_bytes(
+        VECTORS as u32,
+        ROWS as u32,
+        STAGES as u32,
+        TENSORS as u32,
+        true,
+        threads,
+    );
     let counter = Counter::<VECTORS>::new(ring_base + ring_bytes, threads, share_log2);
     let sources = sources::<TENSORS>(p);
 
@@ -52,14 +58,22 @@ pub unsafe fn block<
     // row. Rows stay below 2³¹, runs of a grid within twice that; past the end nothing moves.
     let share_rows_log2 = p.leaf_log2 + share_log2;
     let skip = || (thread::grid_dim_x() * groups - 1) << share_rows_log2;
-    let full = if ROWS == 1 { 1 } else { (ROWS as u32).min(1 << share_rows_log2) };
+    let full = if ROWS == 1 {
+        1
+    } else {
+        (ROWS as u32).min(1 << share_rows_log2)
+    };
     let count = |row: u32| match ROWS {
         1 => u32::from(row < p.rows),
         _ => full.min(p.rows.saturating_sub(row)),
     };
     let after = |row: u32| {
         let ends = (row + full) & ((1 << share_rows_log2) - 1) == 0;
-        if row < p.rows { row + full + if ends { skip() } else { 0 } } else { row }
+        if row < p.rows {
+            row + full + if ends { skip() } else { 0 }
+        } else {
+            row
+        }
     };
     let mut coming = (thread::block_idx_x() * groups + group.index) << share_rows_log2;
     // SAFETY: rows below p.rows are inside the buffers; a stage is filled again only after its
@@ -84,7 +98,14 @@ pub unsafe fn block<
             // SAFETY: rows are the group's, so all its threads make the same sums; rows are
             // inside dx, and this thread alone writes its columns.
             unsafe {
-                let step = Step { p, columns, w: &w, counter, row, count: if ROWS == 1 { 1 } else { count(row) } };
+                let step = Step {
+                    p,
+                    columns,
+                    w: &w,
+                    counter,
+                    row,
+                    count: if ROWS == 1 { 1 } else { count(row) },
+                };
                 let words = step.words(&ring);
                 step.run(&words, &ring, &mut sums, &mut node);
                 ring.fill(columns, sources, p.rstd, coming, count(coming));
@@ -119,7 +140,11 @@ pub const fn shared_bytes(
     let tensors = if residual { 3 } else { 2 };
     let threads = group_threads * groups;
     let share_log2 = run_log2 - log2(groups);
-    let shelves = if groups > 1 && share_log2 == 0 { 1 } else { share_log2 };
+    let shelves = if groups > 1 && share_log2 == 0 {
+        1
+    } else {
+        share_log2
+    };
     groups * SCRATCH_BYTES
         + ring_bytes(vectors, rows, stages, tensors, true, threads)
         + shelves * shelf_bytes(vectors, threads)

@@ -78,7 +78,10 @@ impl Columns32 {
     pub fn of_block(task: u32, hidden: u32) -> Self {
         let lane = thread::thread_idx_x() % WIDTH;
         let first = (task * WIDTH + lane) * LANE_ELEMENTS as u32;
-        Self { first, inside: first < hidden }
+        Self {
+            first,
+            inside: first < hidden,
+        }
     }
 }
 
@@ -109,7 +112,11 @@ impl Chunk {
 /// The counter of a position's chunk, behind the memory of [`fold_narrow`].
 #[inline(always)]
 pub fn chunk_counter(chunk_log2: u32) -> Counter<1> {
-    Counter::new(shared::base() + FOLD_NARROW_BYTES, thread::block_dim_x(), chunk_log2)
+    Counter::new(
+        shared::base() + FOLD_NARROW_BYTES,
+        thread::block_dim_x(),
+        chunk_log2,
+    )
 }
 
 /// Bytes of shared memory for blocks of `threads` threads.
@@ -121,7 +128,7 @@ pub const fn shared_bytes(threads: u32, chunk_log2: u32) -> u32 {
 /// Stores the columns of dw that [`fold_narrow`] gave the threads of warp 0, each rounded once.
 ///
 /// # Safety
-/// - `dw` is FP32 [hidden]; the block's column task is its index.
+/// - `dw` is FP32 `[hidden]`; the block's column task is its index.
 #[inline(always)]
 pub unsafe fn store_dw(dw: *mut f32, hidden: u32, root: Pair) {
     let column = thread::block_idx_x() * WIDTH * LANE_ELEMENTS as u32 + narrow_column();

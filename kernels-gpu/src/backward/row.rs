@@ -1,8 +1,8 @@
 //! One row of the backward, for the threads that share it.
 
 use crate::arith::{
-    Lane, accumulate, backward_scale, input_gradient, lane_dot, narrow, projection,
-    unroll, weighted, widen,
+    Lane, accumulate, backward_scale, input_gradient, lane_dot, narrow, projection, unroll,
+    weighted, widen,
 };
 use crate::device::{Words4, global};
 use crate::params::BackwardParams;
@@ -22,9 +22,18 @@ pub const DH: usize = 2;
 #[inline(always)]
 pub fn sources<const TENSORS: usize>(p: &BackwardParams) -> [Source; TENSORS] {
     let all = [
-        Source { base: p.dy, stride: p.dy_stride },
-        Source { base: p.x, stride: p.x_stride },
-        Source { base: p.dh, stride: p.dh_stride },
+        Source {
+            base: p.dy,
+            stride: p.dy_stride,
+        },
+        Source {
+            base: p.x,
+            stride: p.x_stride,
+        },
+        Source {
+            base: p.dh,
+            stride: p.dh_stride,
+        },
     ];
     let mut sources = [all[0]; TENSORS];
     unroll::<TENSORS>(|tensor| sources[tensor] = all[tensor]);
@@ -51,7 +60,13 @@ impl<const VECTORS: usize> Default for RowWords<VECTORS> {
     #[inline(always)]
     fn default() -> Self {
         let none = [NO_WORDS; VECTORS];
-        Self { dy: none, x: none, dh: none, rstd: 1.0, scale: None }
+        Self {
+            dy: none,
+            x: none,
+            dh: none,
+            rstd: 1.0,
+            scale: None,
+        }
     }
 }
 
@@ -145,7 +160,11 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
     /// The same row, whose widened values need not stay in registers from here on.
     #[inline(always)]
     pub fn forget(&self) -> Self {
-        Self { dy: forget(self.dy), x: forget(self.x), ..*self }
+        Self {
+            dy: forget(self.dy),
+            x: forget(self.x),
+            ..*self
+        }
     }
 
     /// Stores dx, from the finished dot product.

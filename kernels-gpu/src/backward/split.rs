@@ -4,9 +4,7 @@
 //! read twice, the second time from L2 when T is small, which is what this program is for. It is
 //! also the program of rows too wide for [`super::block`].
 
-use crate::arith::{
-    LANE_ELEMENTS, TILE, accumulate, backward_scale, unroll, widen,
-};
+use crate::arith::{LANE_ELEMENTS, TILE, accumulate, backward_scale, unroll, widen};
 use crate::backward::reduce::{Chunk, Columns32, chunk_counter, store_dw};
 use crate::backward::row::RowWords;
 use crate::device::{global, shared, thread};
@@ -53,7 +51,9 @@ pub unsafe fn split<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &B
         while row < u64::from(p.rows) {
             let current = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row);
             let dot = sums.sum(current.dots(w));
-            current.forget().store_dx::<RESIDUAL>(p, columns, row as u32, w, dot);
+            current
+                .forget()
+                .store_dx::<RESIDUAL>(p, columns, row as u32, w, dot);
             row += u64::from(step);
         }
     }
@@ -145,8 +145,12 @@ unsafe fn columns_of_dw(p: &BackwardParams) {
                 // SAFETY: the row and the columns are inside the buffers.
                 words[i] = unsafe {
                     (
-                        global::load_stream_words4(row_start(p.dy, row, p.dy_stride).add(first).cast()),
-                        global::load_stream_words4(row_start(p.x, row, p.x_stride).add(first).cast()),
+                        global::load_stream_words4(
+                            row_start(p.dy, row, p.dy_stride).add(first).cast(),
+                        ),
+                        global::load_stream_words4(
+                            row_start(p.x, row, p.x_stride).add(first).cast(),
+                        ),
                         global::load_f32(p.rstd.add(row as usize)),
                     )
                 };

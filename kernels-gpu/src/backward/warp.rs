@@ -78,8 +78,6 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const STAGES: usize, const T
                     }
                 });
             }
-            // The shelf is read until here; the next run writes it.
-            thread::sync_threads();
         }
         run += u64::from(thread::grid_dim_x());
     }

@@ -408,7 +408,10 @@ pub mod mbarrier {
     pub fn fence_init() {
         // SAFETY: a fence.
         unsafe {
-            asm!("fence.mbarrier_init.release.cluster;", options(nostack, preserves_flags));
+            asm!(
+                "fence.mbarrier_init.release.cluster;",
+                options(nostack, preserves_flags)
+            );
         }
     }
 
@@ -502,7 +505,12 @@ pub mod bulk {
     #[inline(always)]
     pub fn commit_group() {
         // SAFETY: bookkeeping of the thread's own copies.
-        unsafe { asm!("cp.async.bulk.commit_group;", options(nostack, preserves_flags)) }
+        unsafe {
+            asm!(
+                "cp.async.bulk.commit_group;",
+                options(nostack, preserves_flags)
+            )
+        }
     }
 
     /// Waits until at most `PENDING` of the thread's bulk groups still read shared memory.
@@ -520,7 +528,12 @@ pub mod bulk {
     #[inline(always)]
     pub fn fence_shared() {
         // SAFETY: a fence.
-        unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack, preserves_flags)) }
+        unsafe {
+            asm!(
+                "fence.proxy.async.shared::cta;",
+                options(nostack, preserves_flags)
+            )
+        }
     }
 }
 
@@ -549,7 +562,10 @@ pub mod dependent {
         #[cfg(not(cake_sm = "80"))]
         // SAFETY: a hint to the scheduler.
         unsafe {
-            asm!("griddepcontrol.launch_dependents;", options(nostack, preserves_flags));
+            asm!(
+                "griddepcontrol.launch_dependents;",
+                options(nostack, preserves_flags)
+            );
         }
     }
 }
