@@ -173,16 +173,16 @@ entries! { FORWARD, "forward_f32", "forward_bf16",
 
 entries! { BACKWARD, "backward_f32", "backward_bf16",
     Program::BackwardWarp { vectors: 1, stages: 4 } => BackwardParams, warp::<W, 1, 4, TENSORS>, threads 512, blocks 0, {
-        backward_warp_f32_v1 [3, 5, 2, 5];
-        backward_warp_f32_v1_residual [3, 5, 2, 5];
-        backward_warp_bf16_v1 [3, 5, 1, 5];
-        backward_warp_bf16_v1_residual [3, 5, 1, 5];
+        backward_warp_f32_v1 [2, 5, 2, 5];
+        backward_warp_f32_v1_residual [2, 5, 2, 5];
+        backward_warp_bf16_v1 [2, 5, 1, 5];
+        backward_warp_bf16_v1_residual [2, 5, 1, 5];
     }
     Program::BackwardWarp { vectors: 2, stages: 2 } => BackwardParams, warp::<W, 2, 2, TENSORS>, threads 256, blocks 0, {
-        backward_warp_f32_v2 [3, 6, 4, 10];
-        backward_warp_f32_v2_residual [3, 6, 4, 10];
-        backward_warp_bf16_v2 [3, 6, 2, 10];
-        backward_warp_bf16_v2_residual [3, 6, 2, 10];
+        backward_warp_f32_v2 [2, 6, 4, 10];
+        backward_warp_f32_v2_residual [2, 6, 4, 10];
+        backward_warp_bf16_v2 [2, 6, 2, 10];
+        backward_warp_bf16_v2_residual [2, 6, 2, 10];
     }
     Program::BackwardBlock { vectors: 2, rows: 1, stages: 3 } => BackwardParams, block::<W, 2, 1, 3, TENSORS>, threads 512, blocks 0, {
         backward_block_f32_v2r1s3 [3, 10, 4, 10];

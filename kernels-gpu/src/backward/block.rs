@@ -207,7 +207,7 @@ impl<const VECTORS: usize> Step<'_, VECTORS> {
             sums.publish(dots);
             unroll::<ROWS>(|r| {
                 if (r as u32) < self.count {
-                    words[r].accumulate(node);
+                    words[r].forget().accumulate(node);
                     self.close_leaf(self.row + r as u32, node);
                 }
             });
