@@ -10,6 +10,7 @@ mod ptx;
 mod ptx_text;
 mod rust_cuda;
 mod stub;
+mod tables;
 mod toolchain;
 mod workspace;
 
@@ -36,6 +37,8 @@ enum Command {
     Sass(assemble::Args),
     /// Build a stand-in for the CUDA driver, for linking feature `cuda` without CUDA.
     CudaStub(stub::Args),
+    /// Write the tables of the documents from `docs/measurements/`.
+    Tables(tables::Args),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::LintPtx(args) => lint::run(&args).map_err(Into::into),
         Command::Sass(args) => assemble::run(&args).map_err(Into::into),
         Command::CudaStub(args) => stub::run(&args).map_err(Into::into),
+        Command::Tables(args) => tables::run(&args).map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

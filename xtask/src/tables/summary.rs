@@ -1,0 +1,200 @@
+//! The README's table: a few figures of the newest measurement of each GPU.
+
+use super::{
+    data::{Check, File, Form, Measurements, OURS, Op, Peers, SanitizerRun, Weight},
+    markdown::{
+        self, Case, FRACTION, NOTHING, best_peer, geometric_mean, largest, least, newest, origin,
+        ours, percent, share, table, yes,
+    },
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+const ROWS: [u64; 8] = [1, 32, 128, 256, 1024, 4096, 16384, 65536];
+
+/// The region's text.
+pub fn render(measurements: &Measurements) -> String {
+    let mut parts = Vec::new();
+    for group in newest(&measurements.peers) {
+        parts.extend(speeds(&group));
+    }
+    if !parts.is_empty() {
+        parts.push(format!(
+            "{FRACTION} Cells: geometric mean over the hidden sizes H (least–largest). The best peer is chosen anew for every shape. Every time, other forms and what was not run: [docs/measurements](docs/measurements/README.md)."
+        ));
+    }
+    for group in newest(&measurements.checks) {
+        parts.push(checks(&group));
+    }
+    for group in newest(&measurements.sanitizer) {
+        parts.push(sanitizer(&group));
+    }
+    if parts.is_empty() {
+        return NOTHING.to_owned();
+    }
+    parts.join("\n\n")
+}
+
+/// Fractions in one case: this library's and the best peer's.
+type Pair = (Option<f64>, Option<f64>);
+
+/// Tables of one run, a table for each type of weight; none where only other forms were measured.
+fn speeds(group: &[&File<Peers>]) -> Vec<String> {
+    let mut pairs = BTreeMap::<(Weight, u64), Vec<(Case, Pair)>>::new();
+    let mut peers = BTreeSet::new();
+    for file in group {
+        for (case, candidates) in markdown::cases(&file.content) {
+            if case.form != Form::Plain || case.op == Op::FwdBwd || !ROWS.contains(&case.rows) {
+                continue;
+            }
+            let peer = best_peer(&candidates);
+            let pair = (ours(&candidates).map(|t| t.frac), peer.map(|t| t.frac));
+            pairs
+                .entry((case.weight, case.rows))
+                .or_default()
+                .push((case, pair));
+            let names = candidates.iter().map(|timed| timed.candidate.as_str());
+            peers.extend(names.filter(|name| *name != OURS));
+        }
+    }
+    let mut parts = Vec::new();
+    let weights: BTreeSet<_> = pairs.keys().map(|key| key.0).collect();
+    for weight in weights {
+        let rows: Vec<_> = pairs
+            .range((weight, 0)..=(weight, u64::MAX))
+            .map(|((_, rows), pairs)| speed_row(*rows, pairs))
+            .collect();
+        parts.push(format!("{} weight:", markdown::weight(weight)));
+        let header = ["T", "H", "backward", "best peer", "forward", "best peer"];
+        parts.push(table(&header, &rows).trim_end().to_owned());
+    }
+    if parts.is_empty() {
+        return parts;
+    }
+    let peers: Vec<_> = peers.into_iter().collect();
+    let peers = match peers.as_slice() {
+        [] => "none".to_owned(),
+        names => format!(
+            "{} ({})",
+            names.join(", "),
+            markdown::versions(&group[0].content)
+        ),
+    };
+    let timer = &group[0].content.timer;
+    let origin = origin(&group[0].record);
+    parts.insert(0, format!("**Speed** on {origin}: fraction of the copy ceiling, plain form, T rows of H elements. Peers of the same run: {peers}."));
+    let left_out = unpaired(pairs.values().flatten());
+    parts.push(format!(
+        "A kernel of one element takes {:.1} µs by the same timer: at small T launching is most of the time, for the copy too.{left_out}",
+        timer.one_element_kernel.us
+    ));
+    parts
+}
+
+fn speed_row(rows: u64, pairs: &[(Case, Pair)]) -> Vec<String> {
+    let hidden: BTreeSet<_> = pairs.iter().map(|(case, _)| case.hidden).collect();
+    let list: Vec<_> = hidden.iter().map(u64::to_string).collect();
+    let hidden = if list.len() <= 4 {
+        list.join(", ")
+    } else {
+        format!(
+            "{} from {} to {}",
+            list.len(),
+            list[0],
+            list[list.len() - 1]
+        )
+    };
+    let mut cells = vec![rows.to_string(), hidden];
+    for op in [Op::Bwd, Op::Fwd] {
+        let of_op = || {
+            pairs
+                .iter()
+                .filter(|(case, _)| case.op == op)
+                .map(|pair| pair.1)
+        };
+        // Means are comparable over the same shapes alone.
+        let both: Vec<_> = of_op().filter_map(|(ours, peer)| ours.zip(peer)).collect();
+        let (ours, peer): (Vec<_>, Vec<_>) = if both.is_empty() {
+            (
+                of_op().filter_map(|pair| pair.0).collect(),
+                of_op().filter_map(|pair| pair.1).collect(),
+            )
+        } else {
+            both.into_iter().unzip()
+        };
+        cells.extend([spread(&ours), spread(&peer)]);
+    }
+    cells
+}
+
+/// Geometric mean, least and largest.
+fn spread(fractions: &[f64]) -> String {
+    match fractions {
+        [] => "–".to_owned(),
+        [one] => percent(*one),
+        many => format!(
+            "{} ({:.0}–{})",
+            percent(geometric_mean(many)),
+            100.0 * least(many),
+            percent(largest(many))
+        ),
+    }
+}
+
+/// A sentence on the cases that only one side ran, which the means leave out.
+fn unpaired<'a>(pairs: impl Iterator<Item = &'a (Case, Pair)>) -> String {
+    let (mut ours, mut peers) = (0, 0);
+    for (_, pair) in pairs {
+        ours += u32::from(pair.0.is_none());
+        peers += u32::from(pair.1.is_none());
+    }
+    if (ours, peers) == (0, 0) {
+        return String::new();
+    }
+    format!(
+        " In {ours} of these cases cake-rmsnorm was not run, in {peers} no peer; means are over the shapes that both ran, where there are any."
+    )
+}
+
+fn checks(group: &[&File<Vec<Check>>]) -> String {
+    let checks: Vec<_> = group.iter().flat_map(|file| &file.content).collect();
+    let devices: BTreeSet<_> = checks
+        .iter()
+        .map(|check| check.device_name.as_str())
+        .collect();
+    let devices: Vec<_> = devices.into_iter().collect();
+    let passed = checks.iter().filter(|check| check.ok).count();
+    let golden = checks.iter().filter(|check| check.golden_bits()).count();
+    let rounded: Vec<_> = checks
+        .iter()
+        .map(|check| check.dw.correctly_rounded)
+        .collect();
+    let all = checks.len();
+    if all == 0 {
+        return format!(
+            "**Check** on {}: no case was run.",
+            origin(&group[0].record)
+        );
+    }
+    format!(
+        "**Check** on {} (`cake-rmsnorm check`; device: {}): {passed} of {all} cases passed; all bits equal the CPU implementation's: {} ({golden} of {all}); elements of dw that are correctly rounded, in the worst case: {}.",
+        origin(&group[0].record),
+        devices.join("; "),
+        yes(golden == all),
+        share(least(&rounded)),
+    )
+}
+
+fn sanitizer(group: &[&File<Vec<SanitizerRun>>]) -> String {
+    let runs: Vec<_> = group.iter().flat_map(|file| &file.content).collect();
+    let tools: BTreeSet<_> = runs.iter().map(|run| run.tool.as_str()).collect();
+    let tools: Vec<_> = tools.into_iter().collect();
+    let clean = runs.iter().filter(|run| run.ok).count();
+    let errors: u64 = runs.iter().filter_map(|run| run.errors).sum();
+    let hazards: u64 = runs.iter().filter_map(|run| run.hazards).sum();
+    format!(
+        "**compute-sanitizer** on {} ({}): {clean} of {} runs clean; {errors} errors, {hazards} hazards.",
+        origin(&group[0].record),
+        tools.join(", "),
+        runs.len(),
+    )
+}
