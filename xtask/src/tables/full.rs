@@ -44,7 +44,7 @@ fn peers(file: &File<Peers>, parts: &mut Vec<String>) {
     parts.push(heading(&file.name, &file.record));
     parts.push(format!(
         "CUDA {}; {}. L2 before every sample: {}. An interval around no kernel reads {:.2} µs, around a kernel of one element {:.2} µs (not subtracted).",
-        meta.cuda, markdown::versions(&file.content), meta.flush, timer.no_kernel.us, timer.one_element_kernel.us,
+        meta.cuda, markdown::versions(&file.content).join(", "), meta.flush, timer.no_kernel.us, timer.one_element_kernel.us,
     ));
     parts.push(format!(
         "Cells: µs (fraction of the copy ceiling); the fastest of a row in bold, – was not run. {FRACTION}"
@@ -92,6 +92,7 @@ fn times(peers: &Peers, cases: &[(Case, Vec<&Timed>)]) -> String {
         .iter()
         .map(|(case, timed)| {
             let fastest = timed.iter().map(|t| t.us).fold(f64::INFINITY, f64::min);
+            let several = timed.len() > 1;
             let mut row = vec![
                 case.hidden.to_string(),
                 case.rows.to_string(),
@@ -102,7 +103,7 @@ fn times(peers: &Peers, cases: &[(Case, Vec<&Timed>)]) -> String {
                     return "–".to_owned();
                 };
                 let text = format!("{:.2} ({})", timed.us, percent(timed.frac));
-                if timed.us == fastest {
+                if several && timed.us == fastest {
                     format!("**{text}**")
                 } else {
                     text

@@ -84,12 +84,12 @@ pub fn origin(record: &Record) -> String {
     format!("{gpu}, {date}, driver {driver}, commit `{commit}`")
 }
 
-pub fn versions(peers: &Peers) -> String {
+/// Peers' packages and versions.
+pub fn versions(peers: &Peers) -> Vec<String> {
     let known = peers.meta.versions.iter();
-    let list: Vec<_> = known
+    known
         .filter_map(|(name, version)| Some(format!("{name} {}", version.as_ref()?)))
-        .collect();
-    list.join(", ")
+        .collect()
 }
 
 /// Candidates, this library first, the others by name.

@@ -73,11 +73,7 @@ fn speeds(group: &[&File<Peers>]) -> Vec<String> {
     let peers: Vec<_> = peers.into_iter().collect();
     let peers = match peers.as_slice() {
         [] => "none".to_owned(),
-        names => format!(
-            "{} ({})",
-            names.join(", "),
-            markdown::versions(&group[0].content)
-        ),
+        names => format!("{} ({})", names.join(", "), versions(group)),
     };
     let timer = &group[0].content.timer;
     let origin = origin(&group[0].record);
@@ -90,10 +86,19 @@ fn speeds(group: &[&File<Peers>]) -> Vec<String> {
     parts
 }
 
+/// The packages of all files of a run.
+fn versions(group: &[&File<Peers>]) -> String {
+    let lists = group
+        .iter()
+        .flat_map(|file| markdown::versions(&file.content));
+    let packages: BTreeSet<_> = lists.collect();
+    packages.into_iter().collect::<Vec<_>>().join(", ")
+}
+
 fn speed_row(rows: u64, pairs: &[(Case, Pair)]) -> Vec<String> {
     let hidden: BTreeSet<_> = pairs.iter().map(|(case, _)| case.hidden).collect();
     let list: Vec<_> = hidden.iter().map(u64::to_string).collect();
-    let hidden = if list.len() <= 4 {
+    let text = if list.len() <= 4 {
         list.join(", ")
     } else {
         format!(
@@ -103,44 +108,47 @@ fn speed_row(rows: u64, pairs: &[(Case, Pair)]) -> Vec<String> {
             list[list.len() - 1]
         )
     };
-    let mut cells = vec![rows.to_string(), hidden];
+    let mut cells = vec![rows.to_string(), text];
     for op in [Op::Bwd, Op::Fwd] {
-        let of_op = || {
-            pairs
-                .iter()
-                .filter(|(case, _)| case.op == op)
-                .map(|pair| pair.1)
-        };
+        let of_op: Vec<_> = pairs.iter().filter(|(case, _)| case.op == op).collect();
         // Means are comparable over the same shapes alone.
-        let both: Vec<_> = of_op().filter_map(|(ours, peer)| ours.zip(peer)).collect();
-        let (ours, peer): (Vec<_>, Vec<_>) = if both.is_empty() {
-            (
-                of_op().filter_map(|pair| pair.0).collect(),
-                of_op().filter_map(|pair| pair.1).collect(),
-            )
-        } else {
-            both.into_iter().unzip()
+        let both = |pair: &Pair| pair.0.is_some() && pair.1.is_some();
+        let paired = of_op.iter().any(|(_, pair)| both(pair));
+        let column = |side: fn(&Pair) -> Option<f64>| {
+            let kept = of_op.iter().filter(|(_, pair)| !paired || both(pair));
+            let fractions: Vec<_> = kept
+                .filter_map(|(case, pair)| Some((case.hidden, side(pair)?)))
+                .collect();
+            spread(&fractions, hidden.len())
         };
-        cells.extend([spread(&ours), spread(&peer)]);
+        cells.extend([column(|pair| pair.0), column(|pair| pair.1)]);
     }
     cells
 }
 
-/// Geometric mean, least and largest.
-fn spread(fractions: &[f64]) -> String {
-    match fractions {
-        [] => "–".to_owned(),
-        [one] => percent(*one),
-        many => format!(
-            "{} ({:.0}–{})",
-            percent(geometric_mean(many)),
-            100.0 * least(many),
-            percent(largest(many))
-        ),
+/// Geometric mean, least and largest; and over how many hidden sizes, when not over `all`.
+fn spread(fractions: &[(u64, f64)], all: usize) -> String {
+    let hidden: BTreeSet<_> = fractions.iter().map(|pair| pair.0).collect();
+    let fractions: Vec<_> = fractions.iter().map(|pair| pair.1).collect();
+    let mut notes = Vec::new();
+    if fractions.len() > 1 {
+        notes.push(format!(
+            "{:.0}–{}",
+            100.0 * least(&fractions),
+            percent(largest(&fractions))
+        ));
+    }
+    if hidden.len() < all {
+        notes.push(format!("{} H", hidden.len()));
+    }
+    match (fractions.as_slice(), notes.as_slice()) {
+        ([], _) => "–".to_owned(),
+        (some, []) => percent(geometric_mean(some)),
+        (some, notes) => format!("{} ({})", percent(geometric_mean(some)), notes.join("; ")),
     }
 }
 
-/// A sentence on the cases that only one side ran, which the means leave out.
+/// A sentence on the cases that only one side ran.
 fn unpaired<'a>(pairs: impl Iterator<Item = &'a (Case, Pair)>) -> String {
     let (mut ours, mut peers) = (0, 0);
     for (_, pair) in pairs {
@@ -151,7 +159,7 @@ fn unpaired<'a>(pairs: impl Iterator<Item = &'a (Case, Pair)>) -> String {
         return String::new();
     }
     format!(
-        " In {ours} of these cases cake-rmsnorm was not run, in {peers} no peer; means are over the shapes that both ran, where there are any."
+        " Cases that cake-rmsnorm did not run: {ours}; that no peer ran: {peers}. Where both ran some of a cell's hidden sizes, its mean is over those, and their number is given."
     )
 }
 
