@@ -173,7 +173,8 @@ fn weight_gradient(terms: &[(f32, f32, f32)], hidden: usize) -> f32 {
 fn leaf_rows(rows: usize, hidden: usize) -> usize {
     let leaves = match hidden {
         0..=512 => 4096,
-        513..=8192 => 512,
+        513..=1024 => 1024,
+        1025..=8192 => 512,
         _ => 128,
     };
     let mut leaf_rows = 1;
