@@ -4,7 +4,9 @@
 //! the call was refused or failed; nothing is enqueued then. `residual`, `h` and `dh` are null in
 //! the plain form; in the residual form the backward's `x` is `h`.
 
-use cake_rmsnorm::{BackwardArgs, Dtype, Error, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
+use cake_rmsnorm::{
+    BackwardArgs, Dtype, Error, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace,
+};
 use std::ffi::{c_char, c_int, c_longlong, c_void};
 
 /// Return codes.
@@ -39,7 +41,8 @@ pub extern "C" fn rmsnorm_bench_workspace(
     add: c_int,
 ) -> c_longlong {
     let bytes = device::properties().and_then(|properties| {
-        let plan = operator(hidden, wdtype, 0.0)?.backward_plan(count(rows), add != 0, &properties)?;
+        let plan =
+            operator(hidden, wdtype, 0.0)?.backward_plan(count(rows), add != 0, &properties)?;
         Ok(plan.workspace_bytes)
     });
     bytes.map_or(-1, |bytes| c_longlong::try_from(bytes).unwrap_or(-1))
@@ -114,7 +117,10 @@ pub unsafe extern "C" fn rmsnorm_bench_bwd(
             rstd: VectorView::f32(rstd as u64, count(rows)),
             dx: matrix(dx),
             dw: VectorView::f32(dw as u64, count(hidden)),
-            workspace: Workspace { address: workspace as u64, bytes: plan.workspace_bytes },
+            workspace: Workspace {
+                address: workspace as u64,
+                bytes: plan.workspace_bytes,
+            },
         };
         // SAFETY: the caller's obligations.
         unsafe { device::backward(&op, &args, stream) }
@@ -148,7 +154,11 @@ fn matrix(pointer: *const c_void, rows: c_longlong, hidden: c_longlong) -> RowsV
 }
 
 fn weight(pointer: *const c_void, hidden: c_longlong, wdtype: c_int) -> VectorView {
-    VectorView { address: pointer as u64, dtype: dtype(wdtype), len: count(hidden) }
+    VectorView {
+        address: pointer as u64,
+        dtype: dtype(wdtype),
+        len: count(hidden),
+    }
 }
 
 /// The GPU, opened at the first call.
@@ -171,7 +181,11 @@ mod device {
 
     /// # Safety
     /// - As [`super::rmsnorm_bench_fwd`].
-    pub unsafe fn forward(op: &RmsNorm, args: &ForwardArgs, stream: *mut c_void) -> Result<(), Error> {
+    pub unsafe fn forward(
+        op: &RmsNorm,
+        args: &ForwardArgs,
+        stream: *mut c_void,
+    ) -> Result<(), Error> {
         let device = device()?;
         device.load(op)?;
         // SAFETY: the caller's obligations.
@@ -180,7 +194,11 @@ mod device {
 
     /// # Safety
     /// - As [`super::rmsnorm_bench_bwd`].
-    pub unsafe fn backward(op: &RmsNorm, args: &BackwardArgs, stream: *mut c_void) -> Result<(), Error> {
+    pub unsafe fn backward(
+        op: &RmsNorm,
+        args: &BackwardArgs,
+        stream: *mut c_void,
+    ) -> Result<(), Error> {
         let device = device()?;
         device.load(op)?;
         // SAFETY: the caller's obligations.
