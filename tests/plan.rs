@@ -130,7 +130,7 @@ fn covered(launch: &Launch) -> Option<u64> {
     let (warps, vectors) = match launch.kernel.program {
         Program::ForwardWarp { vectors } | Program::BackwardWarp { vectors, .. } => (1, vectors),
         Program::ForwardBlock { vectors }
-        | Program::ForwardRing { vectors, .. }
+        | Program::ForwardRing { vectors }
         | Program::BackwardSplit { vectors } => (warps, vectors),
         // A group of a block has a row; checked where groups are known.
         Program::BackwardBlock { .. } => return None,
@@ -189,8 +189,8 @@ fn check_forward(plan: &ForwardPlan, shape: Shape, device: &DeviceProperties) {
     assert_eq!(launch.kernel.param_bytes, size_of::<ForwardParams>());
     let (rows_at_once, needed) = match launch.kernel.program {
         Program::ForwardWarp { .. } => (launch.block / 32, 0),
-        Program::ForwardRing { vectors, stages } => {
-            let needed = ring_shared_bytes(vectors, stages, shape.residual, launch.block);
+        Program::ForwardRing { vectors } => {
+            let needed = ring_shared_bytes(vectors, shape.residual, launch.block);
             (1, needed)
         }
         Program::ForwardBlock { .. } | Program::ForwardWide => (1, SCRATCH_BYTES),

@@ -39,23 +39,26 @@ pub fn forward(
     let route = route.unwrap_or_else(|| unreachable!("the operator's hidden size was checked"));
     let launch = |forward: &routes::Forward| {
         let block = match forward.program {
-            Program::ForwardBlock { vectors } | Program::ForwardRing { vectors, .. } => {
+            Program::ForwardBlock { vectors } | Program::ForwardRing { vectors } => {
                 32 * hidden.div_ceil(TILE * vectors)
             }
             Program::ForwardWarp { .. } => 32 * forward.warp_rows,
             _ => WIDE_THREADS,
         };
         let units = rows.div_ceil(u64::from(forward.warp_rows.max(1)));
-        let blocks_per_sm = (forward.resident_threads / block).max(1);
+        let threads = if residual {
+            forward.residual_threads
+        } else {
+            forward.resident_threads
+        };
+        let blocks_per_sm = (threads / block).max(1);
         let resident = u64::from(device.multiprocessors() * blocks_per_sm);
         let launch = Launch {
             kernel: entry(forward.program, Some(weight), residual),
             grid: units.min(resident) as u32,
             block,
             shared_bytes: match forward.program {
-                Program::ForwardRing { vectors, stages } => {
-                    ring_shared_bytes(vectors, stages, residual, block)
-                }
+                Program::ForwardRing { vectors } => ring_shared_bytes(vectors, residual, block),
                 Program::ForwardWarp { .. } => 0,
                 _ => SCRATCH_BYTES,
             },

@@ -21,6 +21,8 @@ pub(super) struct Forward {
     pub warp_rows: u32,
     /// Threads that a multiprocessor is given at most.
     pub resident_threads: u32,
+    /// The same in the residual form.
+    pub residual_threads: u32,
 }
 
 const fn forward(program: Program, warp_rows: u32, resident_threads: u32) -> Forward {
@@ -28,6 +30,7 @@ const fn forward(program: Program, warp_rows: u32, resident_threads: u32) -> For
         program,
         warp_rows,
         resident_threads,
+        residual_threads: resident_threads,
     }
 }
 
@@ -47,38 +50,17 @@ pub(super) const FORWARD: &[ForwardRoute] = &[
     route(
         2048,
         forward(Program::ForwardBlock { vectors: 1 }, 0, 1024),
-        forward(
-            Program::ForwardRing {
-                vectors: 1,
-                stages: 4,
-            },
-            0,
-            1024,
-        ),
+        FORWARD_RING_2,
     ),
     route(
         8192,
         forward(Program::ForwardBlock { vectors: 2 }, 0, 768),
-        forward(
-            Program::ForwardRing {
-                vectors: 2,
-                stages: 3,
-            },
-            0,
-            1024,
-        ),
+        FORWARD_RING_2,
     ),
     route(
         16_384,
         forward(Program::ForwardBlock { vectors: 4 }, 0, 512),
-        forward(
-            Program::ForwardRing {
-                vectors: 4,
-                stages: 2,
-            },
-            0,
-            512,
-        ),
+        forward(Program::ForwardRing { vectors: 4 }, 0, 512),
     ),
     route(65_536, FORWARD_WIDE, FORWARD_WIDE),
 ];
@@ -86,6 +68,11 @@ pub(super) const FORWARD: &[ForwardRoute] = &[
 const FORWARD_WARP_1: Forward = forward(Program::ForwardWarp { vectors: 1 }, 8, 1024);
 const FORWARD_WARP_2: Forward = forward(Program::ForwardWarp { vectors: 2 }, 8, 1024);
 const FORWARD_WARP_4: Forward = forward(Program::ForwardWarp { vectors: 4 }, 8, 512);
+/// The residual form moves twice the bytes for each row under way.
+const FORWARD_RING_2: Forward = Forward {
+    residual_threads: 512,
+    ..forward(Program::ForwardRing { vectors: 2 }, 0, 1024)
+};
 const FORWARD_WIDE: Forward = forward(Program::ForwardWide, 0, 1536);
 
 /// Programs of the backward that read x and dy once, by width, the first that is wide enough.

@@ -27,8 +27,6 @@ pub enum Program {
     ForwardRing {
         /// Tiles of a warp.
         vectors: u32,
-        /// Rows under way.
-        stages: u32,
     },
     /// [`crate::forward::wide`].
     ForwardWide,

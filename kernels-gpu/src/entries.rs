@@ -145,19 +145,13 @@ entries! { FORWARD, "forward_f32", "forward_bf16",
         forward_block_bf16_v4 [2, 22, 12, 4];
         forward_block_bf16_v4_residual [2, 22, 20, 8];
     }
-    Program::ForwardRing { vectors: 1, stages: 4 } => ForwardParams, forward::ring::<W, 1, 4, FORWARD_TENSORS>, threads 1024, blocks 0, {
-        forward_ring_f32_v1 [2, 20, 2, 1];
-        forward_ring_f32_v1_residual [2, 20, 2, 2];
-        forward_ring_bf16_v1 [2, 20, 1, 1];
-        forward_ring_bf16_v1_residual [2, 20, 1, 2];
-    }
-    Program::ForwardRing { vectors: 2, stages: 3 } => ForwardParams, forward::ring::<W, 2, 3, FORWARD_TENSORS>, threads 512, blocks 0, {
+    Program::ForwardRing { vectors: 2 } => ForwardParams, forward::ring::<W, 2, { forward::ring_stages(2, RESIDUAL) }, FORWARD_TENSORS>, threads 512, blocks 0, {
         forward_ring_f32_v2 [2, 20, 4, 2];
         forward_ring_f32_v2_residual [2, 20, 4, 4];
         forward_ring_bf16_v2 [2, 20, 2, 2];
         forward_ring_bf16_v2_residual [2, 20, 2, 4];
     }
-    Program::ForwardRing { vectors: 4, stages: 2 } => ForwardParams, forward::ring::<W, 4, 2, FORWARD_TENSORS>, threads 512, blocks 0, {
+    Program::ForwardRing { vectors: 4 } => ForwardParams, forward::ring::<W, 4, { forward::ring_stages(4, RESIDUAL) }, FORWARD_TENSORS>, threads 512, blocks 0, {
         forward_ring_f32_v4 [2, 22, 8, 4];
         forward_ring_f32_v4_residual [2, 22, 8, 8];
         forward_ring_bf16_v4 [2, 22, 4, 4];

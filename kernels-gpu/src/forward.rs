@@ -104,9 +104,22 @@ pub unsafe fn ring<W: Weight, const VECTORS: usize, const STAGES: usize, const T
     }
 }
 
+/// Rows under way in [`ring`]: what measured best. More loads in flight than this take bandwidth
+/// from the stores.
+#[must_use]
+#[inline(always)]
+pub const fn ring_stages(vectors: usize, residual: bool) -> usize {
+    match (vectors, residual) {
+        (2, false) => 1,
+        (2, true) => 3,
+        _ => 2,
+    }
+}
+
 /// Bytes of shared memory that [`ring`] needs.
 #[must_use]
-pub const fn ring_shared_bytes(vectors: u32, stages: u32, residual: bool, threads: u32) -> u32 {
+pub const fn ring_shared_bytes(vectors: u32, residual: bool, threads: u32) -> u32 {
+    let stages = ring_stages(vectors as usize, residual) as u32;
     let tensors = if residual { 2 } else { 1 };
     SCRATCH_BYTES + ring_bytes(vectors, 1, stages, tensors, false, threads)
 }

@@ -36,9 +36,24 @@ fn bf16(value: f32) -> u16 {
     half::bf16::from_f32(value).to_bits()
 }
 
+/// Makes the second half of the rows repeat the first with most of dy negated: sums of dw nearly
+/// cancel, so that their bits show in which order they were added.
+fn mirror(x: &mut [u16], dy: &mut [u16], extra: &mut [u16], stride: usize) {
+    let rows = x.len() / stride;
+    let (half, rest) = (rows / 2 * stride, rows.div_ceil(2) * stride);
+    x.copy_within(..half, rest);
+    extra.copy_within(..half, rest);
+    dy.copy_within(..half, rest);
+    for (i, dy) in dy[rest..].iter_mut().enumerate() {
+        if i % 5 != 0 {
+            *dy ^= 0x8000;
+        }
+    }
+}
+
 impl Case {
-    /// Ordinary rows with outlier, huge, tiny and zero rows among them; gaps between rows hold
-    /// NaN.
+    /// Ordinary rows with outlier, huge, tiny and zero rows among them, the second half of them
+    /// mirroring the first; gaps between rows hold NaN.
     pub fn new(hidden: u64, rows: u64, weight: Dtype, residual: bool, gap: u64, seed: u64) -> Self {
         let op = RmsNorm::new(hidden, weight, 1e-6).expect("a supported shape");
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ (hidden << 32) ^ rows);
@@ -60,7 +75,8 @@ impl Case {
             }
             values
         };
-        let (x, dy, extra) = (matrix(true), matrix(false), matrix(true));
+        let (mut x, mut dy, mut extra) = (matrix(true), matrix(false), matrix(true));
+        mirror(&mut x, &mut dy, &mut extra, stride as usize);
         let weights: Vec<f32> = (0..hidden)
             .map(|_| rng.random_range(0.25f32..2.0))
             .collect();
