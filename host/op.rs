@@ -36,7 +36,7 @@ impl RmsNorm {
         if hidden == 0 || hidden > MAX_HIDDEN || !hidden.is_multiple_of(8) {
             return Err(Error::UnsupportedHidden { hidden });
         }
-        if !(eps >= 0.0 && eps < f32::INFINITY) {
+        if !(0.0..f32::INFINITY).contains(&eps) {
             return Err(Error::InvalidEps { eps });
         }
         let weight = match weight {

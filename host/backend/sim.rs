@@ -7,6 +7,9 @@ use crate::plan::DeviceProperties;
 use cake_rmsnorm_simt::{Buffer, Checks, Launch, Memory, Progress, Schedule, Simulator};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Called after every block.
+type BlockHook = dyn Fn(Progress<'_>) + Send + Sync;
+
 /// A simulated GPU. Calls return when the work is done. Kernels may touch memory of
 /// [`Sim::alloc`] alone; an access elsewhere is an error that names kernel, thread and line.
 #[derive(Clone)]
@@ -15,7 +18,7 @@ pub struct Sim {
     memory: Arc<Mutex<Memory>>,
     schedule: Schedule,
     checks: Checks,
-    on_block: Option<Arc<dyn Fn(Progress<'_>) + Send + Sync>>,
+    on_block: Option<Arc<BlockHook>>,
 }
 
 impl std::fmt::Debug for Sim {

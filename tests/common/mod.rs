@@ -180,8 +180,7 @@ impl Case {
 
     /// The kernels, under the simulator.
     pub fn simulated(&self, sim: &Sim) -> Outputs {
-        let outputs = self.run(sim, &|name, bytes| Box::new(sim.alloc(name, bytes)));
-        outputs
+        self.run(sim, &|name, bytes| Box::new(sim.alloc(name, bytes)))
     }
 
     /// Asserts that the simulated kernels wrote the golden bytes, gaps included.
