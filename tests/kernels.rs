@@ -22,12 +22,12 @@ const WIDTHS: &[u64] = &[
 fn few_rows() {
     for (i, &hidden) in WIDTHS.iter().enumerate() {
         for rows in [1, 2, 7, 65] {
-            let weight = if (i as u64 + rows) % 2 == 0 {
+            let weight = if (i as u64 + rows).is_multiple_of(2) {
                 Dtype::F32
             } else {
                 Dtype::Bf16
             };
-            let residual = (i / 2 + rows as usize) % 2 == 0;
+            let residual = (i / 2 + rows as usize).is_multiple_of(2);
             Case::new(hidden, rows, weight, residual, 8, 1).check(&Sim::new(), "few rows");
         }
     }
