@@ -168,9 +168,9 @@ fn checks(group: &[&File<Vec<Check>>]) -> String {
     let devices: BTreeSet<_> = checks
         .iter()
         // The number of multiprocessors that was planned for is one of the cases.
-        .map(|check| {
-            let name = check.device_name.as_str();
-            name.split_once(", compute").map_or(name, |(gpu, _)| gpu)
+        .map(|check| match check.device_name.split_once(", compute") {
+            Some((gpu, _)) => format!("{gpu})"),
+            None => check.device_name.clone(),
         })
         .collect();
     let devices: Vec<_> = devices.into_iter().collect();
