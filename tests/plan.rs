@@ -42,16 +42,15 @@ const HEIGHTS: [u64; 16] = [
 ];
 
 /// Devices with their shared memory a block and a multiprocessor, in bytes.
-const A100: DeviceProperties = device(108, (8, 0), 166_912, 167_936);
-const L40S: DeviceProperties = device(142, (8, 9), 101_376, 102_400);
-const B200: DeviceProperties = device(148, (10, 0), 232_448, 233_472);
+const A100: DeviceProperties = device(108, (8, 0), 166_912);
+const L40S: DeviceProperties = device(142, (8, 9), 101_376);
+const B200: DeviceProperties = device(148, (10, 0), 232_448);
 
-const fn device(sm_count: u32, capability: (u32, u32), block: u32, sm: u32) -> DeviceProperties {
+const fn device(sm_count: u32, capability: (u32, u32), block: u32) -> DeviceProperties {
     DeviceProperties {
         sm_count,
         compute_capability: capability,
         shared_bytes_per_block: block,
-        shared_bytes_per_sm: sm,
     }
 }
 

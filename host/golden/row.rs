@@ -1,9 +1,10 @@
 //! One row: its sums, y, and dx.
 
 use cake_rmsnorm_kernels::arith::{
-    self, LANE_ELEMENTS, RowScale, backward_scale, bf16_pair, canonical, mean_square, projection,
+    self, LANE_ELEMENTS, RowScale, backward_scale, canonical, mean_square, projection,
     reciprocal_root, rescued_rstd, widen_high, widen_low,
 };
+use cake_rmsnorm_kernels::device::math::bf16x2;
 use std::borrow::Cow;
 
 /// Elements of a tile.
@@ -242,5 +243,5 @@ fn widen(bits: u16) -> f32 {
 
 #[inline(always)]
 fn narrow(value: f32) -> u16 {
-    bf16_pair(value, 0.0) as u16
+    bf16x2(value, 0.0) as u16
 }

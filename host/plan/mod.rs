@@ -21,8 +21,6 @@ pub struct DeviceProperties {
     pub compute_capability: (u32, u32),
     /// Shared memory that one block may have after opting in, in bytes.
     pub shared_bytes_per_block: u32,
-    /// Shared memory of a multiprocessor, in bytes.
-    pub shared_bytes_per_sm: u32,
 }
 
 impl DeviceProperties {
@@ -31,7 +29,6 @@ impl DeviceProperties {
         sm_count: 132,
         compute_capability: (9, 0),
         shared_bytes_per_block: 232_448,
-        shared_bytes_per_sm: 233_472,
     };
 
     /// The same device with another number of multiprocessors.

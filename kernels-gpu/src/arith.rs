@@ -4,8 +4,8 @@
 //! Everything is IEEE-754 FP32, rounded to nearest even, with subnormals; no contraction, no
 //! approximation. So any two machines that follow the same order of operations agree in every bit.
 
+use crate::device::Words4;
 use crate::device::math::{bf16x2, fma, sqrt};
-use crate::device::{Words4, math};
 
 /// Elements of a tile: 32 lanes of [`LANE_ELEMENTS`].
 pub const TILE: u32 = 256;
@@ -315,10 +315,4 @@ pub fn combine(left: &LanePairs, right: &LanePairs) -> LanePairs {
     let mut node = [Pair::ZERO; LANE_ELEMENTS];
     unroll::<LANE_ELEMENTS>(|i| node[i] = left[i].combine(right[i]));
     node
-}
-
-/// Rounds two values to BF16, `low` in bits 0 to 15; NaN becomes 0x7fff.
-#[inline(always)]
-pub fn bf16_pair(low: f32, high: f32) -> u32 {
-    math::bf16x2(low, high)
 }

@@ -1,7 +1,7 @@
 //! How threads hold a row: weights, columns and 16-byte access.
 
 use crate::arith::{LANE_ELEMENTS, Lane, TILE, unroll, widen};
-use crate::device::{Words4, global, hint, shared, thread};
+use crate::device::{Words4, global, hint, thread};
 
 /// Eight values of a row, as they travel.
 pub const NO_WORDS: Words4 = Words4(0, 0, 0, 0);
@@ -178,71 +178,4 @@ pub fn row_start(base: *const u16, row: u32, stride: i64) -> *const u16 {
 #[inline(always)]
 pub fn row_start_mut(base: *mut u16, row: u32, stride: i64) -> *mut u16 {
     base.wrapping_offset((i64::from(row) * stride) as isize)
-}
-
-/// The weights of a thread's columns: in registers, or, where these are short, in shared memory,
-/// in places that belong to the thread alone (so no barrier is needed).
-#[derive(Clone, Copy, Debug)]
-pub struct KeptWeight<const VECTORS: usize> {
-    registers: [Lane; VECTORS],
-    place: u32,
-}
-
-/// Bytes of shared memory for a [`KeptWeight`] of `threads` threads.
-#[must_use]
-#[inline(always)]
-pub const fn kept_weight_bytes(vectors: u32, threads: u32) -> u32 {
-    if vectors > 1 {
-        vectors * 32 * threads
-    } else {
-        0
-    }
-}
-
-impl<const VECTORS: usize> KeptWeight<VECTORS> {
-    /// Loads the weights of `columns`; keeps them at shared address `base` if not in registers.
-    ///
-    /// # Safety
-    /// - As [`Weight::load`], for H elements; shared memory has [`kept_weight_bytes`] at `base`
-    ///   that nothing else uses.
-    #[inline(always)]
-    pub unsafe fn load<W: Weight>(columns: Columns<VECTORS>, w: *const u8, base: u32) -> Self {
-        // SAFETY: the caller's obligations.
-        let registers = unsafe { columns.load_weight::<W>(w) };
-        let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
-        let place = base + warp * kept_weight_bytes(VECTORS as u32, 32) + 16 * lane;
-        let kept = Self { registers, place };
-        if VECTORS > 1 {
-            unroll::<VECTORS>(|v| {
-                let w = |i: usize| registers[v][i].to_bits();
-                // SAFETY: the thread's own places.
-                unsafe {
-                    shared::store_words4(kept.place(v, 0), Words4(w(0), w(1), w(2), w(3)));
-                    shared::store_words4(kept.place(v, 1), Words4(w(4), w(5), w(6), w(7)));
-                }
-            });
-        }
-        kept
-    }
-
-    #[inline(always)]
-    fn place(self, v: usize, part: u32) -> u32 {
-        self.place + 512 * (2 * v as u32 + part)
-    }
-
-    /// The weights of vector `v`.
-    #[inline(always)]
-    pub fn lane(self, v: usize) -> Lane {
-        if VECTORS == 1 {
-            return self.registers[v];
-        }
-        // SAFETY: the thread's own places, written when this was made.
-        let (low, high) = unsafe {
-            (
-                shared::load_words4(self.place(v, 0)),
-                shared::load_words4(self.place(v, 1)),
-            )
-        };
-        lane_of_words(low, high)
-    }
 }

@@ -226,10 +226,6 @@ fn properties(device: sys::CUdevice) -> Result<DeviceProperties> {
             device,
             A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )?,
-        shared_bytes_per_sm: attribute(
-            device,
-            A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
-        )?,
     })
 }
 
