@@ -7,7 +7,7 @@
 
 use crate::golden;
 use crate::view::Dtype;
-use half::bf16;
+use half::{bf16, f16};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rayon::prelude::*;
@@ -39,6 +39,8 @@ pub enum Weight {
     F32(Vec<f32>),
     /// BF16.
     Bf16(Vec<bf16>),
+    /// FP16.
+    F16(Vec<f16>),
 }
 
 impl Weight {
@@ -48,6 +50,7 @@ impl Weight {
         match self {
             Weight::F32(_) => Dtype::F32,
             Weight::Bf16(_) => Dtype::Bf16,
+            Weight::F16(_) => Dtype::F16,
         }
     }
 
@@ -57,6 +60,7 @@ impl Weight {
         match self {
             Weight::F32(w) => w.len(),
             Weight::Bf16(w) => w.len(),
+            Weight::F16(w) => w.len(),
         }
     }
 
@@ -72,6 +76,7 @@ impl Weight {
         match self {
             Weight::F32(w) => bytemuck::cast_slice(w),
             Weight::Bf16(w) => bytemuck::cast_slice(w),
+            Weight::F16(w) => bytemuck::cast_slice(w),
         }
     }
 
@@ -81,6 +86,7 @@ impl Weight {
         match self {
             Weight::F32(w) => golden::Weight::F32(w),
             Weight::Bf16(w) => golden::Weight::Bf16(w),
+            Weight::F16(w) => golden::Weight::F16(w),
         }
     }
 
@@ -90,18 +96,18 @@ impl Weight {
         match self {
             Weight::F32(w) => w.clone(),
             Weight::Bf16(w) => w.iter().map(|w| w.to_f32()).collect(),
+            Weight::F16(w) => w.iter().map(|w| w.to_f32()).collect(),
         }
     }
 
-    /// The weight as `dtype`: BF16 from FP32 rounds to nearest even, FP32 from BF16 is exact.
+    /// The weight as `dtype`, each element rounded to nearest even (exact to a wider type).
     #[must_use]
     pub fn to_dtype(&self, dtype: Dtype) -> Weight {
+        let elements = self.to_f32();
         match dtype {
-            Dtype::F32 => Weight::F32(self.to_f32()),
-            Dtype::Bf16 => match self {
-                Weight::F32(w) => Weight::Bf16(w.iter().map(|&w| bf16::from_f32(w)).collect()),
-                Weight::Bf16(w) => Weight::Bf16(w.clone()),
-            },
+            Dtype::F32 => Weight::F32(elements),
+            Dtype::Bf16 => Weight::Bf16(elements.into_iter().map(bf16::from_f32).collect()),
+            Dtype::F16 => Weight::F16(elements.into_iter().map(f16::from_f32).collect()),
         }
     }
 }

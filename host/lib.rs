@@ -21,7 +21,7 @@ pub mod view;
 
 pub use cake_rmsnorm_kernels as kernels;
 pub use error::{Argument, Error, Result};
-pub use op::{BackwardArgs, ForwardArgs, MAX_HIDDEN, MAX_ROWS, RmsNorm};
+pub use op::{BackwardArgs, ForwardArgs, MAX_HIDDEN, MAX_ROWS, RmsNorm, RmsNormBuilder};
 pub use view::{Dtype, RowsView, VectorView, Workspace};
 
 /// The examples of README.md, as tests.

@@ -1,6 +1,6 @@
 //! The operator: y = norm(x)·w and its gradient.
 
-use crate::error::{Error, Result};
+use crate::error::{Argument, Error, Result};
 use crate::plan::{self, BackwardPlan, DeviceProperties, ForwardPlan};
 use crate::view::{Dtype, RowsView, VectorView, Workspace};
 use cake_rmsnorm_kernels::contract::WeightType;
@@ -10,7 +10,7 @@ pub const MAX_HIDDEN: u64 = 65_536;
 /// Most rows of one call.
 pub const MAX_ROWS: u64 = (1 << 31) - 1;
 
-/// RMSNorm over rows of H BF16 elements, with a BF16 or FP32 weight.
+/// RMSNorm over rows of H elements.
 ///
 /// Forward: rstd = 1 / sqrt(Σ h² / H + eps), y = BF16(h·rstd·w), where h is x, or BF16(x + residual)
 /// in the residual form. Backward: dx and the FP32 weight gradient dw from dy, h, w and rstd.
@@ -21,33 +21,101 @@ pub const MAX_ROWS: u64 = (1 << 31) - 1;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
     hidden: u32,
-    weight: WeightType,
+    input: Dtype,
+    weight: Dtype,
     eps: f32,
 }
 
-impl RmsNorm {
-    /// An operator for rows of `hidden` elements, a weight of type `weight`, and `eps` inside the
-    /// square root.
+/// What an [`RmsNorm`] is made of; see [`RmsNorm::builder`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use = "an operator is made by `build`"]
+pub struct RmsNormBuilder {
+    hidden: u64,
+    input: Dtype,
+    weight: Dtype,
+    eps: f32,
+}
+
+impl RmsNormBuilder {
+    /// Element type of the matrices: x, residual, h, y, dy, dh, dx. BF16 if not given.
+    pub const fn input(self, input: Dtype) -> Self {
+        Self { input, ..self }
+    }
+
+    /// Element type of the weight. BF16 if not given.
+    pub const fn weight(self, weight: Dtype) -> Self {
+        Self { weight, ..self }
+    }
+
+    /// What is added to the mean square. 1e-6 if not given.
+    pub const fn eps(self, eps: f32) -> Self {
+        Self { eps, ..self }
+    }
+
+    /// The operator.
     ///
     /// # Errors
-    /// - [`Error::UnsupportedHidden`] unless `hidden` is a multiple of 8 from 8 to 65,536.
-    /// - [`Error::InvalidEps`] when `eps` is negative, infinite or not a number.
-    pub fn new(hidden: u64, weight: Dtype, eps: f32) -> Result<Self> {
+    /// - [`Error::UnsupportedHidden`] unless H is a multiple of 8 from 8 to 65,536.
+    /// - [`Error::Dtype`] unless the matrices are BF16 and the weight BF16 or FP32.
+    /// - [`Error::InvalidEps`] when eps is negative, infinite or not a number.
+    pub fn build(self) -> Result<RmsNorm> {
+        let Self {
+            hidden,
+            input,
+            weight,
+            eps,
+        } = self;
         if hidden == 0 || hidden > MAX_HIDDEN || !hidden.is_multiple_of(8) {
             return Err(Error::UnsupportedHidden { hidden });
         }
         if !(0.0..f32::INFINITY).contains(&eps) {
             return Err(Error::InvalidEps { eps });
         }
-        let weight = match weight {
-            Dtype::F32 => WeightType::F32,
-            Dtype::Bf16 => WeightType::Bf16,
-        };
-        Ok(Self {
+        for (argument, found) in [(Argument::X, input), (Argument::W, weight)] {
+            if found == Dtype::F16 || (argument == Argument::X && found != Dtype::Bf16) {
+                return Err(Error::Dtype {
+                    argument,
+                    found,
+                    accepted: Dtype::Bf16,
+                });
+            }
+        }
+        Ok(RmsNorm {
             hidden: hidden as u32,
+            input,
             weight,
             eps,
         })
+    }
+}
+
+impl RmsNorm {
+    /// Starts an operator for rows of `hidden` elements: BF16 matrices, a BF16 weight, eps 1e-6,
+    /// unless the builder is told otherwise.
+    ///
+    /// ```
+    /// use cake_rmsnorm::{Dtype, RmsNorm};
+    ///
+    /// let op = RmsNorm::builder(4096).weight(Dtype::F32).eps(1e-5).build()?;
+    /// assert_eq!(op.hidden(), 4096);
+    /// # Ok::<(), cake_rmsnorm::Error>(())
+    /// ```
+    pub const fn builder(hidden: u64) -> RmsNormBuilder {
+        RmsNormBuilder {
+            hidden,
+            input: Dtype::Bf16,
+            weight: Dtype::Bf16,
+            eps: 1e-6,
+        }
+    }
+
+    /// An operator for BF16 rows of `hidden` elements, a weight of type `weight`, and `eps` inside
+    /// the square root.
+    ///
+    /// # Errors
+    /// - As [`RmsNormBuilder::build`].
+    pub fn new(hidden: u64, weight: Dtype, eps: f32) -> Result<Self> {
+        Self::builder(hidden).weight(weight).eps(eps).build()
     }
 
     /// H.
@@ -56,18 +124,23 @@ impl RmsNorm {
         u64::from(self.hidden)
     }
 
+    /// The element type of the matrices.
+    #[must_use]
+    pub fn input(&self) -> Dtype {
+        self.input
+    }
+
     /// The weight's element type.
     #[must_use]
     pub fn weight(&self) -> Dtype {
-        match self.weight {
-            WeightType::F32 => Dtype::F32,
-            WeightType::Bf16 => Dtype::Bf16,
-        }
+        self.weight
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn weight_type(&self) -> WeightType {
-        self.weight
+        match self.weight {
+            Dtype::F32 => WeightType::F32,
+            _ => WeightType::Bf16,
+        }
     }
 
     /// eps.
@@ -86,7 +159,7 @@ impl RmsNorm {
         residual: bool,
         device: &DeviceProperties,
     ) -> Result<ForwardPlan> {
-        plan::forward(self.hidden, self.weight, rows, residual, device)
+        plan::forward(self.hidden, self.weight_type(), rows, residual, device)
     }
 
     /// What a backward over `rows` rows launches on `device`, its leaf table and its workspace.
@@ -99,7 +172,7 @@ impl RmsNorm {
         residual: bool,
         device: &DeviceProperties,
     ) -> Result<BackwardPlan> {
-        plan::backward(self.hidden, self.weight, rows, residual, device)
+        plan::backward(self.hidden, self.weight_type(), rows, residual, device)
     }
 }
 

@@ -108,13 +108,13 @@ fn rows_of(first: &RowsView) -> Result<u32> {
     Ok(first.rows as u32)
 }
 
-/// A BF16 matrix [rows, H] with 16-byte aligned rows.
+/// A matrix [rows, H] with 16-byte aligned rows.
 fn matrix(op: &RmsNorm, argument: Argument, view: RowsView, rows: u64) -> Result<Checked> {
-    if view.dtype != Dtype::Bf16 {
+    if view.dtype != op.input() {
         return Err(Error::Dtype {
             argument,
             found: view.dtype,
-            accepted: Dtype::Bf16,
+            accepted: op.input(),
         });
     }
     if view.hidden != op.hidden() {

@@ -8,6 +8,8 @@ use std::fmt;
 pub enum Dtype {
     /// bfloat16.
     Bf16,
+    /// IEEE half precision.
+    F16,
     /// IEEE single precision.
     F32,
 }
@@ -17,7 +19,7 @@ impl Dtype {
     #[must_use]
     pub const fn bytes(self) -> u64 {
         match self {
-            Dtype::Bf16 => 2,
+            Dtype::Bf16 | Dtype::F16 => 2,
             Dtype::F32 => 4,
         }
     }
@@ -27,6 +29,7 @@ impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Dtype::Bf16 => "BF16",
+            Dtype::F16 => "FP16",
             Dtype::F32 => "FP32",
         })
     }
@@ -62,6 +65,12 @@ impl RowsView {
             hidden,
             stride: hidden as i64,
         }
+    }
+
+    /// The same memory with another element type.
+    #[must_use]
+    pub const fn with_dtype(self, dtype: Dtype) -> Self {
+        Self { dtype, ..self }
     }
 
     /// The same memory with another row stride.
@@ -123,6 +132,16 @@ impl VectorView {
         Self {
             address,
             dtype: Dtype::Bf16,
+            len,
+        }
+    }
+
+    /// An FP16 vector at `address`.
+    #[must_use]
+    pub const fn f16(address: u64, len: u64) -> Self {
+        Self {
+            address,
+            dtype: Dtype::F16,
             len,
         }
     }

@@ -55,6 +55,7 @@ impl From<WeightArg> for Dtype {
 fn dtype_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::Bf16 => "bf16",
+        Dtype::F16 => "f16",
         Dtype::F32 => "f32",
     }
 }

@@ -24,7 +24,7 @@ pub use slices::{Backward, Forward, Weight, backward_slices, forward_slices};
 
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
 use crate::view::{Dtype, VectorView};
-use half::bf16;
+use half::{bf16, f16};
 use instructions::Instructions;
 use memory::{Elements, ElementsMut, Rows, RowsMut};
 use rayon::prelude::*;
@@ -94,6 +94,10 @@ unsafe fn row_weight(view: &VectorView) -> RowWeight {
             Dtype::F32 => slice::from_raw_parts(address as *const f32, len).to_vec(),
             Dtype::Bf16 => {
                 let narrow = slice::from_raw_parts(address as *const bf16, len);
+                narrow.iter().map(|w| w.to_f32()).collect()
+            }
+            Dtype::F16 => {
+                let narrow = slice::from_raw_parts(address as *const f16, len);
                 narrow.iter().map(|w| w.to_f32()).collect()
             }
         }

@@ -3,13 +3,15 @@
 use crate::error::{Argument, Error, Result};
 use crate::op::{BackwardArgs, ForwardArgs, MAX_ROWS, RmsNorm};
 use crate::view::{Dtype, RowsView, VectorView, Workspace};
-use half::bf16;
+use half::{bf16, f16};
 
 /// A weight in host memory, \[H\].
 #[derive(Clone, Copy, Debug)]
 pub enum Weight<'a> {
     /// BF16.
     Bf16(&'a [bf16]),
+    /// FP16.
+    F16(&'a [f16]),
     /// FP32.
     F32(&'a [f32]),
 }
@@ -20,6 +22,7 @@ impl Weight<'_> {
     pub fn dtype(&self) -> Dtype {
         match self {
             Weight::Bf16(_) => Dtype::Bf16,
+            Weight::F16(_) => Dtype::F16,
             Weight::F32(_) => Dtype::F32,
         }
     }
@@ -27,6 +30,7 @@ impl Weight<'_> {
     fn view(&self) -> VectorView {
         match self {
             Weight::Bf16(w) => VectorView::bf16(w.as_ptr() as u64, w.len() as u64),
+            Weight::F16(w) => VectorView::f16(w.as_ptr() as u64, w.len() as u64),
             Weight::F32(w) => VectorView::f32(w.as_ptr() as u64, w.len() as u64),
         }
     }

@@ -46,6 +46,18 @@ fn operators_refuse_widths_without_a_kernel() {
 }
 
 #[test]
+fn builders_have_defaults() {
+    let op = RmsNorm::builder(HIDDEN).build().expect("the defaults");
+    let found = (op.hidden(), op.input(), op.weight(), op.eps());
+    assert_eq!(found, (HIDDEN, Dtype::Bf16, Dtype::Bf16, 1e-6));
+    let built = RmsNorm::builder(HIDDEN)
+        .weight(Dtype::F32)
+        .eps(1e-5)
+        .build();
+    assert_eq!(built, RmsNorm::new(HIDDEN, Dtype::F32, 1e-5));
+}
+
+#[test]
 fn operators_refuse_an_eps_that_is_negative_or_not_finite() {
     for eps in [
         -1e-6,

@@ -5,7 +5,7 @@ use crate::cli::error::{CliError, Result};
 use bytemuck::Pod;
 use cake_rmsnorm::golden::{Backward, Forward};
 use cake_rmsnorm::inputs::Inputs;
-use cake_rmsnorm::{BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
+use cake_rmsnorm::{BackwardArgs, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
 use half::bf16;
 
 /// An operator with its arguments in the memory of a device.
@@ -155,10 +155,10 @@ impl<'a> Execution<'a> {
     }
 
     fn weight(&self) -> VectorView {
-        let (address, len) = (self.w.address(), self.op.hidden());
-        match self.op.weight() {
-            Dtype::F32 => VectorView::f32(address, len),
-            Dtype::Bf16 => VectorView::bf16(address, len),
+        VectorView {
+            address: self.w.address(),
+            dtype: self.op.weight(),
+            len: self.op.hidden(),
         }
     }
 }
