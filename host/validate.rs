@@ -1,4 +1,4 @@
-//! Validation of arguments, before anything is launched.
+//! Validation of arguments, before anything is launched. Part of every call: allocates nothing.
 
 use crate::error::{Argument, Error, Result};
 use crate::op::{BackwardArgs, ForwardArgs, MAX_ROWS, RmsNorm};
@@ -34,26 +34,26 @@ pub(crate) fn forward(op: &RmsNorm, args: &ForwardArgs) -> Result<u32> {
         _ => {}
     }
     let matrix = |argument, view| matrix(op, argument, view, args.x.rows);
-    let mut inputs = vec![matrix(Argument::X, args.x)?];
-    if let Some(residual) = args.residual {
-        inputs.push(matrix(Argument::Residual, residual)?);
-    }
-    inputs.push(vector(
-        Argument::W,
-        args.w.as_rows(),
-        op.weight(),
-        op.hidden(),
-    )?);
-    let mut outputs = vec![output(matrix(Argument::Y, args.y)?)?];
-    if let Some(h) = args.h {
-        outputs.push(output(matrix(Argument::H, h)?)?);
-    }
-    outputs.push(vector(
-        Argument::Rstd,
-        args.rstd.as_rows(),
-        Dtype::F32,
-        args.x.rows,
-    )?);
+    let inputs = [
+        Some(matrix(Argument::X, args.x)?),
+        optional(args.residual, |view| matrix(Argument::Residual, view))?,
+        Some(vector(
+            Argument::W,
+            args.w.as_rows(),
+            op.weight(),
+            op.hidden(),
+        )?),
+    ];
+    let outputs = [
+        Some(output(matrix(Argument::Y, args.y)?)?),
+        optional(args.h, |view| output(matrix(Argument::H, view)?))?,
+        Some(vector(
+            Argument::Rstd,
+            args.rstd.as_rows(),
+            Dtype::F32,
+            args.x.rows,
+        )?),
+    ];
     disjoint(&outputs, &inputs)?;
     Ok(rows)
 }
@@ -62,32 +62,43 @@ pub(crate) fn forward(op: &RmsNorm, args: &ForwardArgs) -> Result<u32> {
 pub(crate) fn backward(op: &RmsNorm, args: &BackwardArgs) -> Result<u32> {
     let rows = rows_of(&args.dy)?;
     let matrix = |argument, view| matrix(op, argument, view, args.dy.rows);
-    let mut inputs = vec![matrix(Argument::Dy, args.dy)?, matrix(Argument::X, args.x)?];
-    if let Some(dh) = args.dh {
-        inputs.push(matrix(Argument::Dh, dh)?);
-    }
-    inputs.push(vector(
-        Argument::W,
-        args.w.as_rows(),
-        op.weight(),
-        op.hidden(),
-    )?);
-    inputs.push(vector(
-        Argument::Rstd,
-        args.rstd.as_rows(),
-        Dtype::F32,
-        args.dy.rows,
-    )?);
-    let mut outputs = vec![output(matrix(Argument::Dx, args.dx)?)?];
-    outputs.push(vector(
-        Argument::Dw,
-        args.dw.as_rows(),
-        Dtype::F32,
-        op.hidden(),
-    )?);
-    outputs.push(scratch(args.workspace)?);
+    let inputs = [
+        Some(matrix(Argument::Dy, args.dy)?),
+        Some(matrix(Argument::X, args.x)?),
+        optional(args.dh, |view| matrix(Argument::Dh, view))?,
+        Some(vector(
+            Argument::W,
+            args.w.as_rows(),
+            op.weight(),
+            op.hidden(),
+        )?),
+        Some(vector(
+            Argument::Rstd,
+            args.rstd.as_rows(),
+            Dtype::F32,
+            args.dy.rows,
+        )?),
+    ];
+    let outputs = [
+        Some(output(matrix(Argument::Dx, args.dx)?)?),
+        Some(vector(
+            Argument::Dw,
+            args.dw.as_rows(),
+            Dtype::F32,
+            op.hidden(),
+        )?),
+        Some(scratch(args.workspace)?),
+    ];
     disjoint(&outputs, &inputs)?;
     Ok(rows)
+}
+
+/// Checks an argument that need not be there.
+fn optional(
+    view: Option<RowsView>,
+    check: impl FnOnce(RowsView) -> Result<Checked>,
+) -> Result<Option<Checked>> {
+    view.map(check).transpose()
 }
 
 /// Checks that the workspace has `needed` bytes.
@@ -220,9 +231,10 @@ fn output(checked: Checked) -> Result<Checked> {
 }
 
 /// Outputs share memory with nothing.
-fn disjoint(outputs: &[Checked], inputs: &[Checked]) -> Result<()> {
+fn disjoint(outputs: &[Option<Checked>], inputs: &[Option<Checked>]) -> Result<()> {
     for (i, output) in outputs.iter().enumerate() {
-        for other in inputs.iter().chain(&outputs[i + 1..]) {
+        let Some(output) = output else { continue };
+        for other in inputs.iter().chain(&outputs[i + 1..]).flatten() {
             if overlap(output, other) {
                 return Err(Error::Overlap {
                     output: output.argument,
