@@ -178,6 +178,29 @@ pub enum Error {
         /// Bytes a block may have.
         found: u32,
     },
+    /// A call needs a kernel that was not loaded. Calls load nothing themselves: that takes
+    /// milliseconds, and a stream under capture does not allow it.
+    #[error(
+        "kernel {kernel} is not loaded on this device: call `prepare` for the operator and its \
+         form (plain or residual) first"
+    )]
+    NotPrepared {
+        /// The kernel's entry.
+        kernel: &'static str,
+    },
+    /// The driver gave a kernel so many registers that a block of its size cannot run.
+    #[error(
+        "kernel {kernel} is launched with blocks of {needed} threads, the driver's compilation \
+         allows {found}"
+    )]
+    BlockThreads {
+        /// The kernel's entry.
+        kernel: &'static str,
+        /// Threads of its largest block.
+        needed: u32,
+        /// Threads that a block may have.
+        found: u32,
+    },
     /// The CUDA driver refused a call.
     #[error("CUDA driver: {call} failed with {code} ({name}){detail}")]
     Cuda {

@@ -9,7 +9,7 @@ use cake_rmsnorm::kernels::leaf;
 use cake_rmsnorm::kernels::params::{BackwardParams, ForwardParams, ReduceParams};
 use cake_rmsnorm::kernels::row_sum::SCRATCH_BYTES;
 use cake_rmsnorm::kernels::tree;
-use cake_rmsnorm::plan::{BackwardPlan, DeviceProperties, ForwardPlan, Launch, LeafTable};
+use cake_rmsnorm::plan::{self, BackwardPlan, DeviceProperties, ForwardPlan, Launch, LeafTable};
 use cake_rmsnorm::{Dtype, Error, MAX_HIDDEN, MAX_ROWS, RmsNorm};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -355,6 +355,28 @@ proptest! {
         for device in [A100, L40S] {
             check_forward(&shape.forward(&device).expect("a plan"), shape, &device);
             check_backward(&shape.backward(&device).expect("a plan"), shape, &device);
+        }
+    }
+
+    /// What `prepare` loads is all that any T launches, on every device.
+    #[test]
+    fn every_launch_is_of_a_prepared_kernel(
+        shape in shape(),
+        device in prop_oneof![large_device(), Just(A100), Just(L40S)],
+        shared in prop_oneof![Just(None), (SCRATCH_BYTES..110_000).prop_map(Some)],
+    ) {
+        let device = DeviceProperties {
+            shared_bytes_per_block: shared.unwrap_or(device.shared_bytes_per_block),
+            ..device
+        };
+        let prepared = plan::kernels(&shape.operator(), shape.residual, &device).expect("a plan");
+        prop_assert!(prepared.len() <= 8, "{} kernels", prepared.len());
+        let forward = shape.forward(&device).expect("a plan").launch;
+        let backward = shape.backward(&device).ok();
+        let backward = backward.map_or([None; 2], |plan| [plan.main, plan.reduce]);
+        for launch in backward.into_iter().chain([forward]).flatten() {
+            let known = prepared.iter().any(|kernel| std::ptr::eq(*kernel, launch.kernel));
+            prop_assert!(known, "{} is not prepared", launch.kernel.name);
         }
     }
 

@@ -7,6 +7,7 @@
 use cake_rmsnorm::{
     BackwardArgs, Dtype, Error, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace,
 };
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_longlong, c_void};
 
 /// Return codes.
@@ -40,11 +41,8 @@ pub extern "C" fn rmsnorm_bench_workspace(
     wdtype: c_int,
     add: c_int,
 ) -> c_longlong {
-    let bytes = device::properties().and_then(|properties| {
-        let plan =
-            operator(hidden, wdtype, 0.0)?.backward_plan(count(rows), add != 0, &properties)?;
-        Ok(plan.workspace_bytes)
-    });
+    let bytes =
+        operator(hidden, wdtype, 0.0).and_then(|op| workspace_bytes(&op, count(rows), add != 0));
     bytes.map_or(-1, |bytes| c_longlong::try_from(bytes).unwrap_or(-1))
 }
 
@@ -108,7 +106,6 @@ pub unsafe extern "C" fn rmsnorm_bench_bwd(
     let matrix = |pointer| matrix(pointer, rows, hidden);
     let add = !dh.is_null();
     let result = operator(hidden, wdtype, 0.0).and_then(|op| {
-        let plan = op.backward_plan(count(rows), add, &device::properties()?)?;
         let args = BackwardArgs {
             dy: matrix(dy),
             x: matrix(x),
@@ -119,13 +116,29 @@ pub unsafe extern "C" fn rmsnorm_bench_bwd(
             dw: VectorView::f32(dw as u64, count(hidden)),
             workspace: Workspace {
                 address: workspace as u64,
-                bytes: plan.workspace_bytes,
+                bytes: workspace_bytes(&op, count(rows), add)?,
             },
         };
         // SAFETY: the caller's obligations.
         unsafe { device::backward(&op, &args, stream) }
     });
     status(&result) as c_int
+}
+
+/// Bytes of workspace that a backward needs. The interface does not say how many a caller has, so
+/// every call asks; the answer for this thread's last shape is kept.
+fn workspace_bytes(op: &RmsNorm, rows: u64, add: bool) -> Result<u64, Error> {
+    thread_local! {
+        static LAST: Cell<Option<(RmsNorm, u64, bool, u64)>> = const { Cell::new(None) };
+    }
+    if let Some((last_op, last_rows, last_add, bytes)) = LAST.get()
+        && (last_op, last_rows, last_add) == (*op, rows, add)
+    {
+        return Ok(bytes);
+    }
+    let plan = op.backward_plan(rows, add, &device::properties()?)?;
+    LAST.set(Some((*op, rows, add, plan.workspace_bytes)));
+    Ok(plan.workspace_bytes)
 }
 
 fn status(result: &Result<(), Error>) -> Status {
@@ -170,9 +183,10 @@ mod device {
     use cake_rmsnorm::plan::DeviceProperties;
     use std::sync::OnceLock;
 
-    fn device() -> Result<Device, Error> {
+    fn device() -> Result<&'static Device, Error> {
         static DEVICE: OnceLock<Result<Device, Error>> = OnceLock::new();
-        DEVICE.get_or_init(|| Device::open(0)).clone()
+        let device = DEVICE.get_or_init(|| Device::open(0));
+        device.as_ref().map_err(Error::clone)
     }
 
     pub fn properties() -> Result<DeviceProperties, Error> {
@@ -186,10 +200,12 @@ mod device {
         args: &ForwardArgs,
         stream: *mut c_void,
     ) -> Result<(), Error> {
-        let device = device()?;
-        device.load(op)?;
         // SAFETY: the caller's obligations.
-        unsafe { Cuda::with_stream(device, stream.cast()).forward(op, args) }
+        let cuda = unsafe { Cuda::with_stream(device()?.clone(), stream.cast()) };
+        prepared(&cuda, op, args.residual.is_some(), || {
+            // SAFETY: the caller's obligations.
+            unsafe { cuda.forward(op, args) }
+        })
     }
 
     /// # Safety
@@ -199,10 +215,29 @@ mod device {
         args: &BackwardArgs,
         stream: *mut c_void,
     ) -> Result<(), Error> {
-        let device = device()?;
-        device.load(op)?;
         // SAFETY: the caller's obligations.
-        unsafe { Cuda::with_stream(device, stream.cast()).backward(op, args) }
+        let cuda = unsafe { Cuda::with_stream(device()?.clone(), stream.cast()) };
+        prepared(&cuda, op, args.dh.is_some(), || {
+            // SAFETY: the caller's obligations.
+            unsafe { cuda.backward(op, args) }
+        })
+    }
+
+    /// Makes a call. The interface has no construction, so an operator's first call finds its
+    /// kernels missing, loads them and is made again.
+    fn prepared(
+        cuda: &Cuda,
+        op: &RmsNorm,
+        residual: bool,
+        call: impl Fn() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        match call() {
+            Err(Error::NotPrepared { .. }) => {
+                cuda.prepare(op, residual)?;
+                call()
+            }
+            result => result,
+        }
     }
 }
 

@@ -18,6 +18,10 @@ impl Backend for Cpu {
         &PROPERTIES
     }
 
+    fn prepare(&self, _: &RmsNorm, _: bool) -> Result<()> {
+        Ok(())
+    }
+
     unsafe fn forward(&self, op: &RmsNorm, args: &ForwardArgs) -> Result<()> {
         validate::forward(op, args)?;
         // SAFETY: the arguments were checked; the caller vouches for the memory.

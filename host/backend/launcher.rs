@@ -3,9 +3,10 @@
 use super::Backend;
 use crate::error::Result;
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
-use crate::plan::{DeviceProperties, Launch};
+use crate::plan::{self, DeviceProperties, Launch};
 use crate::validate;
 use crate::view::RowsView;
+use cake_rmsnorm_kernels::contract::Kernel;
 use cake_rmsnorm_kernels::params::{BackwardParams, ForwardParams, ReduceParams};
 
 /// A launch with its parameters.
@@ -22,9 +23,18 @@ pub trait Launcher {
     /// The device that plans are made for.
     fn properties(&self) -> &DeviceProperties;
 
-    /// Enqueues kernels, one after the other.
+    /// Loads kernels, where launching asks for it.
     ///
     /// # Errors
+    /// - What the device reports.
+    fn load(&self, _: &[&'static Kernel]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Enqueues kernels, one after the other. Part of every call: it should not allocate.
+    ///
+    /// # Errors
+    /// - [`crate::Error::NotPrepared`], before anything is enqueued.
     /// - What the device reports. Kernels before the one that failed may have been enqueued.
     ///
     /// # Safety
@@ -46,6 +56,10 @@ pub trait Launcher {
 impl<L: Launcher> Backend for L {
     fn properties(&self) -> &DeviceProperties {
         Launcher::properties(self)
+    }
+
+    fn prepare(&self, op: &RmsNorm, residual: bool) -> Result<()> {
+        self.load(&plan::kernels(op, residual, Launcher::properties(self))?)
     }
 
     unsafe fn forward(&self, op: &RmsNorm, args: &ForwardArgs) -> Result<()> {

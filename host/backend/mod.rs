@@ -17,6 +17,14 @@ pub trait Backend {
     /// The device that plans are made for.
     fn properties(&self) -> &DeviceProperties;
 
+    /// Makes ready for every later call of `op` in this form, whatever T is. A GPU loads the
+    /// kernels here, and refuses calls that were not prepared ([`crate::Error::NotPrepared`]);
+    /// elsewhere nothing needs to be done. What is ready stays so: again costs next to nothing.
+    ///
+    /// # Errors
+    /// - The device cannot run the kernels, or its driver cannot load them.
+    fn prepare(&self, op: &RmsNorm, residual: bool) -> Result<()>;
+
     /// Enqueues a forward.
     ///
     /// # Errors

@@ -3,14 +3,18 @@
 
 mod backward;
 mod forward;
+mod kernels;
 mod routes;
 
 pub use backward::{BackwardPlan, LeafTable, backward};
 pub use forward::{ForwardPlan, forward};
+pub use kernels::kernels;
 
 use crate::error::{Error, Result};
 use cake_rmsnorm_kernels::KERNELS;
 use cake_rmsnorm_kernels::contract::{Kernel, Program, WeightType};
+use std::collections::HashMap;
+use std::sync::LazyLock;
 
 /// What a plan needs to know of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,11 +71,14 @@ pub struct Launch {
     pub dependent: bool,
 }
 
-/// The entry of a program.
+/// The entry of a program. Asked once a launch, so the table is not searched.
 fn entry(program: Program, weight: Option<WeightType>, residual: bool) -> &'static Kernel {
-    let found = KERNELS.iter().find(|kernel| {
-        kernel.program == program && kernel.weight == weight && kernel.residual == residual
+    type Entries = HashMap<(Program, Option<WeightType>, bool), &'static Kernel>;
+    static ENTRIES: LazyLock<Entries> = LazyLock::new(|| {
+        let key = |kernel: &Kernel| (kernel.program, kernel.weight, kernel.residual);
+        KERNELS.iter().map(|kernel| (key(kernel), kernel)).collect()
     });
+    let found = ENTRIES.get(&(program, weight, residual));
     found.unwrap_or_else(|| unreachable!("routes name programs of the table: {program:?}"))
 }
 

@@ -1,19 +1,16 @@
 //! A GPU: its primary context, its properties, and the kernels loaded into it.
 
-use super::driver::{check, check_with};
+use super::driver::check;
+use super::kernels::{KernelAttributes, Kernels};
 use crate::error::{Error, Result};
-use crate::op::RmsNorm;
 use crate::plan::DeviceProperties;
-use crate::ptx;
-use cake_rmsnorm_kernels::KERNELS;
 use cake_rmsnorm_kernels::contract::Kernel;
 use cust::sys;
-use std::collections::BTreeMap;
-use std::ffi::{CString, c_int, c_uint, c_void};
-use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::ffi::c_int;
+use std::sync::Arc;
 
-/// A GPU with its primary context, which is shared with other libraries of the process.
+/// A GPU with its primary context, which is shared with other libraries of the process. Clones
+/// share the kernels that are loaded.
 #[derive(Clone, Debug)]
 pub struct Device(Arc<Inner>);
 
@@ -23,10 +20,7 @@ struct Inner {
     context: sys::CUcontext,
     name: String,
     properties: DeviceProperties,
-    /// Loaded modules by name.
-    modules: Mutex<BTreeMap<&'static str, usize>>,
-    /// Functions by position in `KERNELS`, as addresses.
-    functions: Vec<OnceLock<usize>>,
+    kernels: Kernels,
 }
 
 // SAFETY: a context may be used from any thread that makes it current, which every use does.
@@ -61,15 +55,12 @@ impl Device {
             let result = sys::cuDevicePrimaryCtxRetain(&raw mut context, device);
             check("cuDevicePrimaryCtxRetain", result)?;
         }
-        let functions = KERNELS.iter().map(|_| OnceLock::new()).collect();
-        let modules = Mutex::new(BTreeMap::new());
         Ok(Self(Arc::new(Inner {
             device,
             context,
             name,
             properties,
-            modules,
-            functions,
+            kernels: Kernels::new(),
         })))
     }
 
@@ -110,94 +101,39 @@ impl Device {
         result
     }
 
-    /// Loads every kernel that `op` may launch, so that no later call loads anything (as stream
-    /// capture demands).
+    /// Loads kernels, several at a time; those that are loaded stay as they are.
+    ///
+    /// [`crate::backend::Backend::prepare`] calls this with the kernels of an operator.
     ///
     /// # Errors
     /// - [`Error::Cuda`], with the JIT log, when the driver cannot compile or load the PTX.
-    pub fn load(&self, op: &RmsNorm) -> Result<()> {
-        let weight = Some(op.weight_type());
-        let wanted = |kernel: &&Kernel| kernel.weight.is_none() || kernel.weight == weight;
-        for kernel in KERNELS.iter().filter(wanted) {
-            self.function(kernel)?;
-        }
-        Ok(())
+    /// - [`Error::BlockThreads`] when it needs too many registers for the kernel's blocks.
+    pub fn load(&self, kernels: &[&'static Kernel]) -> Result<()> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        self.0.kernels.load(self, kernels, threads)
     }
 
-    /// The function of a kernel; loads its module at its first use.
+    /// What the driver's compiler made of a kernel.
+    ///
+    /// # Errors
+    /// - [`Error::NotPrepared`].
+    pub fn kernel_attributes(&self, kernel: &'static Kernel) -> Result<KernelAttributes> {
+        self.0.kernels.attributes(kernel)
+    }
+
+    /// The function of a kernel.
     pub(super) fn function(&self, kernel: &'static Kernel) -> Result<sys::CUfunction> {
-        let position = KERNELS.iter().position(|k| std::ptr::eq(k, kernel));
-        let position = position.unwrap_or_else(|| unreachable!("plans name entries of KERNELS"));
-        let slot = &self.0.functions[position];
-        if let Some(function) = slot.get() {
-            return Ok(*function as sys::CUfunction);
-        }
-        let function = self.with_context(|| self.resolve(kernel))?;
-        Ok(*slot.get_or_init(|| function as usize) as sys::CUfunction)
-    }
-
-    fn resolve(&self, kernel: &'static Kernel) -> Result<sys::CUfunction> {
-        let module = self.module(kernel.module)?;
-        let name = CString::new(kernel.name).unwrap_or_default();
-        let mut function = std::ptr::null_mut();
-        // SAFETY: the module is loaded in the current context; the name is terminated.
-        unsafe {
-            let result = sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr());
-            check_with("cuModuleGetFunction", result, || {
-                format!(" for {}", kernel.name)
-            })?;
-            let shared = self.0.properties.shared_bytes_per_block as c_int;
-            let attribute =
-                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            check(
-                "cuFuncSetAttribute",
-                sys::cuFuncSetAttribute(function, attribute, shared),
-            )?;
-        }
-        Ok(function)
-    }
-
-    fn module(&self, name: &'static str) -> Result<sys::CUmodule> {
-        let mut modules = self
-            .0
-            .modules
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(name) {
-            return Ok(*module as sys::CUmodule);
-        }
-        let (major, minor) = self.0.properties.compute_capability;
-        let capability = 10 * major + minor;
-        let best = ptx::MODULES
-            .iter()
-            .filter(|module| module.name == name && module.sm <= capability)
-            .max_by_key(|module| module.sm)
-            .ok_or(Error::UnsupportedDevice { major, minor })?;
-        let module = load_ptx(best.ptx, || {
-            format!(
-                " for module {name} (PTX for sm_{}) on {}",
-                best.sm, self.0.name
-            )
-        })?;
-        modules.insert(name, module as usize);
-        Ok(module)
+        self.0.kernels.function(kernel)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let modules = std::mem::take(
-            self.modules
-                .get_mut()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
-        // SAFETY: nothing uses the modules or the context through this object any more. Errors
+        // SAFETY: nothing uses the kernels or the context through this object any more. Errors
         // (a driver that is shutting down) leave nothing to do.
         unsafe {
             if sys::cuCtxPushCurrent_v2(self.context) == sys::CUresult::CUDA_SUCCESS {
-                for module in modules.into_values() {
-                    let _ = sys::cuModuleUnload(module as sys::CUmodule);
-                }
+                self.kernels.unload();
                 let mut popped = std::ptr::null_mut();
                 let _ = sys::cuCtxPopCurrent_v2(&raw mut popped);
             }
@@ -240,54 +176,4 @@ fn device_name(device: sys::CUdevice) -> Result<String> {
         .position(|&byte| byte == 0)
         .unwrap_or(name.len());
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
-}
-
-/// Loads PTX into the current context; a failure carries the JIT log.
-pub(super) fn load_ptx(ptx: &str, what: impl FnOnce() -> String) -> Result<sys::CUmodule> {
-    const LOG_BYTES: usize = 8192;
-    let image = CString::new(ptx).unwrap_or_default();
-    let mut log = vec![0u8; LOG_BYTES];
-    let mut options = [
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-    ];
-    let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
-    let mut module = std::ptr::null_mut();
-    // SAFETY: the image is terminated; options and values have two entries, and the log's
-    // buffer has the size given.
-    let result = unsafe {
-        sys::cuModuleLoadDataEx(
-            &raw mut module,
-            image.as_ptr().cast(),
-            options.len() as c_uint,
-            options.as_mut_ptr(),
-            values.as_mut_ptr(),
-        )
-    };
-    check_with("cuModuleLoadDataEx", result, || {
-        let mut detail = what();
-        let version = ptx
-            .lines()
-            .find(|line| line.starts_with(".version"))
-            .unwrap_or(".version ?");
-        let mut driver: c_int = 0;
-        // SAFETY: the out pointer is live.
-        let _ = unsafe { sys::cuDriverGetVersion(&raw mut driver) };
-        let _ = write!(
-            detail,
-            "; PTX {version}, driver for CUDA {}.{}",
-            driver / 1000,
-            driver % 1000 / 10
-        );
-        let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
-        if end > 0 {
-            let _ = write!(
-                detail,
-                "; JIT log: {}",
-                String::from_utf8_lossy(&log[..end]).trim()
-            );
-        }
-        detail
-    })?;
-    Ok(module)
 }

@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use cust::sys;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 /// The error of a driver call, or nothing.
@@ -74,17 +74,32 @@ type LaunchKernelEx = unsafe extern "C" fn(
 fn launch_kernel_ex() -> Option<LaunchKernelEx> {
     static FUNCTION: OnceLock<Option<LaunchKernelEx>> = OnceLock::new();
     *FUNCTION.get_or_init(|| {
-        let mut function: *mut c_void = std::ptr::null_mut();
-        // SAFETY: the name is terminated; the driver writes the function's address or null.
-        let result = unsafe {
-            sys::cuGetProcAddress(c"cuLaunchKernelEx".as_ptr(), &raw mut function, 12_000, 0)
-        };
-        if result != sys::CUresult::CUDA_SUCCESS || function.is_null() {
-            return None;
-        }
+        let function = newer_function(c"cuLaunchKernelEx", 12_000)?;
         // SAFETY: the driver's function of that name has this signature since CUDA 12.0.
         Some(unsafe { std::mem::transmute::<*mut c_void, LaunchKernelEx>(function) })
     })
+}
+
+/// Loads a function that the driver may have put off loading (its lazy mode) until the first
+/// launch, which would be inside a call.
+pub(super) fn load_function(function: sys::CUfunction) -> Result<()> {
+    type FuncLoad = unsafe extern "C" fn(sys::CUfunction) -> sys::CUresult;
+    // Older drivers load a function when its attributes are asked for.
+    let Some(load) = newer_function(c"cuFuncLoad", 12_040) else {
+        return Ok(());
+    };
+    // SAFETY: the driver's function of that name has this signature since CUDA 12.4.
+    let load = unsafe { std::mem::transmute::<*mut c_void, FuncLoad>(load) };
+    // SAFETY: the function is live in the current context.
+    check("cuFuncLoad", unsafe { load(function) })
+}
+
+/// A driver function that the bindings lack; none where the driver is older than `version`.
+fn newer_function(name: &CStr, version: c_int) -> Option<*mut c_void> {
+    let mut function: *mut c_void = std::ptr::null_mut();
+    // SAFETY: the name is terminated; the driver writes the function's address or null.
+    let result = unsafe { sys::cuGetProcAddress(name.as_ptr(), &raw mut function, version, 0) };
+    (result == sys::CUresult::CUDA_SUCCESS && !function.is_null()).then_some(function)
 }
 
 /// Where and how a kernel runs.

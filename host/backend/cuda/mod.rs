@@ -6,13 +6,16 @@
 mod buffer;
 mod device;
 mod driver;
+mod kernels;
 
 pub use buffer::DeviceBuffer;
 pub use device::Device;
+pub use kernels::KernelAttributes;
 
 use super::launcher::{Bound, Launcher};
 use crate::error::Result;
 use crate::plan::DeviceProperties;
+use cake_rmsnorm_kernels::contract::Kernel;
 use cust::sys;
 use driver::{Configuration, check};
 
@@ -87,7 +90,15 @@ impl Launcher for Cuda {
         &self.properties
     }
 
+    fn load(&self, kernels: &[&'static Kernel]) -> Result<()> {
+        self.device.load(kernels)
+    }
+
     unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
+        // Nothing is enqueued unless everything can be.
+        for Bound { launch, .. } in launches {
+            self.device.function(launch.kernel)?;
+        }
         self.device.with_context(|| {
             for Bound { launch, params } in launches {
                 let function = self.device.function(launch.kernel)?;

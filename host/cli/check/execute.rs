@@ -27,8 +27,11 @@ pub struct Execution<'a> {
 }
 
 impl<'a> Execution<'a> {
-    /// Copies the inputs to the device and allocates the outputs.
+    /// Prepares the operator, copies the inputs to the device and allocates the outputs.
     pub fn new(device: &'a dyn Device, op: RmsNorm, inputs: &Inputs) -> Result<Self> {
+        for residual in [inputs.residual.is_some(), inputs.dh.is_some()] {
+            device.backend().prepare(&op, residual)?;
+        }
         let rows = inputs.rows as u64;
         let properties = device.backend().properties();
         let plan = op.backward_plan(rows, inputs.dh.is_some(), properties)?;

@@ -1,0 +1,247 @@
+//! The kernels that are loaded on a GPU: each once, from PTX of its own, before any call.
+
+use super::device::Device;
+use super::driver::{self, check, check_with};
+use crate::error::{Error, Result};
+use crate::ptx;
+use cake_rmsnorm_kernels::KERNELS;
+use cake_rmsnorm_kernels::contract::Kernel;
+use cust::sys;
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// What the driver's compiler made of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelAttributes {
+    /// Registers a thread.
+    pub registers: u32,
+    /// Local memory a thread, in bytes: spilled registers. None is expected.
+    pub local_bytes: u32,
+    /// Threads that a block may have.
+    pub max_threads: u32,
+}
+
+/// A kernel in a context.
+#[derive(Clone, Copy, Debug)]
+struct Loaded {
+    module: sys::CUmodule,
+    function: sys::CUfunction,
+    attributes: KernelAttributes,
+}
+
+// SAFETY: handles may be used from any thread that makes their context current.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+/// The kernels of one context, shared by all operators there. A call reads a slot, without a
+/// lock.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    /// By position in `KERNELS`.
+    slots: Vec<OnceLock<Loaded>>,
+    /// One loads at a time, so nothing is compiled twice.
+    loading: Mutex<()>,
+}
+
+impl Kernels {
+    pub fn new() -> Self {
+        Self {
+            slots: KERNELS.iter().map(|_| OnceLock::new()).collect(),
+            loading: Mutex::new(()),
+        }
+    }
+
+    /// The function of a loaded kernel.
+    pub fn function(&self, kernel: &'static Kernel) -> Result<sys::CUfunction> {
+        Ok(self.loaded(kernel)?.function)
+    }
+
+    /// What is known of a loaded kernel.
+    pub fn attributes(&self, kernel: &'static Kernel) -> Result<KernelAttributes> {
+        Ok(self.loaded(kernel)?.attributes)
+    }
+
+    fn loaded(&self, kernel: &'static Kernel) -> Result<&Loaded> {
+        let loaded = self.slot(kernel).and_then(OnceLock::get);
+        loaded.ok_or(Error::NotPrepared {
+            kernel: kernel.name,
+        })
+    }
+
+    /// The place of a kernel; none for one that is not of `KERNELS`.
+    fn slot(&self, kernel: &'static Kernel) -> Option<&OnceLock<Loaded>> {
+        let bytes = std::ptr::from_ref(kernel)
+            .addr()
+            .wrapping_sub(KERNELS.as_ptr().addr());
+        self.slots.get(bytes / size_of::<Kernel>())
+    }
+
+    /// Loads what is not loaded yet, on up to `threads` host threads: the driver's compiler takes
+    /// 50 to 150 ms a kernel.
+    pub fn load(&self, device: &Device, kernels: &[&'static Kernel], threads: usize) -> Result<()> {
+        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing: Vec<&'static Kernel> = kernels
+            .iter()
+            .copied()
+            .filter(|kernel| self.loaded(kernel).is_err())
+            .collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            device.with_context(|| {
+                while let Some(kernel) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let loaded = load(device, kernel)?;
+                    if let Some(slot) = self.slot(kernel) {
+                        let _ = slot.set(loaded);
+                    }
+                }
+                Ok(())
+            })
+        };
+        match threads.min(missing.len()) {
+            0 => Ok(()),
+            1 => work(),
+            threads => std::thread::scope(|scope| {
+                let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+                workers.into_iter().try_for_each(|worker| {
+                    let panicked = |_| unreachable!("nothing panics while kernels are loaded");
+                    worker.join().unwrap_or_else(panicked)
+                })
+            }),
+        }
+    }
+
+    /// Unloads every module.
+    ///
+    /// # Safety
+    /// - The context is current, and no function is used any more.
+    pub unsafe fn unload(&mut self) {
+        for loaded in self.slots.iter_mut().filter_map(OnceLock::take) {
+            // SAFETY: the caller's obligations. An error (a driver that is shutting down) leaves
+            // nothing to do.
+            let _ = unsafe { sys::cuModuleUnload(loaded.module) };
+        }
+    }
+}
+
+/// Loads a kernel into the current context, which is the device's.
+fn load(device: &Device, kernel: &'static Kernel) -> Result<Loaded> {
+    let (major, minor) = device.properties().compute_capability;
+    let module = ptx::Module::best(kernel.module, 10 * major + minor)
+        .ok_or(Error::UnsupportedDevice { major, minor })?;
+    let slice = module.entry(kernel.name);
+    let module = load_ptx(slice.as_deref().unwrap_or(module.ptx), || {
+        let (name, sm) = (kernel.name, module.sm);
+        format!(" for {name} (PTX for sm_{sm}) on {}", device.name())
+    })?;
+    let function = function(module, kernel.name).and_then(|function| {
+        let attributes = attributes(function)?;
+        if attributes.max_threads < kernel.max_threads {
+            return Err(Error::BlockThreads {
+                kernel: kernel.name,
+                needed: kernel.max_threads,
+                found: attributes.max_threads,
+            });
+        }
+        allow_shared_memory(function, device.properties().shared_bytes_per_block)?;
+        Ok((function, attributes))
+    });
+    match function {
+        Ok((function, attributes)) => Ok(Loaded {
+            module,
+            function,
+            attributes,
+        }),
+        Err(error) => {
+            // SAFETY: loaded above, and nothing uses it.
+            let _ = unsafe { sys::cuModuleUnload(module) };
+            Err(error)
+        }
+    }
+}
+
+fn function(module: sys::CUmodule, name: &str) -> Result<sys::CUfunction> {
+    let entry = CString::new(name).unwrap_or_default();
+    let mut function = std::ptr::null_mut();
+    // SAFETY: the module is loaded in the current context; the name is terminated.
+    let result = unsafe { sys::cuModuleGetFunction(&raw mut function, module, entry.as_ptr()) };
+    check_with("cuModuleGetFunction", result, || format!(" for {name}"))?;
+    driver::load_function(function)?;
+    Ok(function)
+}
+
+/// Asks the driver about a function, which it must have compiled to answer.
+fn attributes(function: sys::CUfunction) -> Result<KernelAttributes> {
+    use sys::CUfunction_attribute as A;
+    let attribute = |attribute| {
+        let mut value: c_int = 0;
+        // SAFETY: the function is of the current context; the out pointer is live.
+        let result = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, function) };
+        check("cuFuncGetAttribute", result)?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    };
+    Ok(KernelAttributes {
+        registers: attribute(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+        local_bytes: attribute(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+        max_threads: attribute(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+    })
+}
+
+fn allow_shared_memory(function: sys::CUfunction, bytes: u32) -> Result<()> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: the function is of the current context.
+    let result = unsafe { sys::cuFuncSetAttribute(function, attribute, bytes as c_int) };
+    check("cuFuncSetAttribute", result)
+}
+
+/// Loads PTX into the current context; a failure carries the JIT log.
+fn load_ptx(ptx: &str, what: impl FnOnce() -> String) -> Result<sys::CUmodule> {
+    const LOG_BYTES: usize = 8192;
+    let image = CString::new(ptx).unwrap_or_default();
+    let mut log = vec![0u8; LOG_BYTES];
+    let mut options = [
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+    ];
+    let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
+    let mut module = std::ptr::null_mut();
+    // SAFETY: the image is terminated; options and values have two entries, and the log's
+    // buffer has the size given.
+    let result = unsafe {
+        sys::cuModuleLoadDataEx(
+            &raw mut module,
+            image.as_ptr().cast(),
+            options.len() as c_uint,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    check_with("cuModuleLoadDataEx", result, || {
+        let mut detail = what();
+        let version = ptx
+            .lines()
+            .find(|line| line.starts_with(".version"))
+            .unwrap_or(".version ?");
+        let mut driver: c_int = 0;
+        // SAFETY: the out pointer is live.
+        let _ = unsafe { sys::cuDriverGetVersion(&raw mut driver) };
+        let _ = write!(
+            detail,
+            "; PTX {version}, driver for CUDA {}.{}",
+            driver / 1000,
+            driver % 1000 / 10
+        );
+        let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
+        if end > 0 {
+            let _ = write!(
+                detail,
+                "; JIT log: {}",
+                String::from_utf8_lossy(&log[..end]).trim()
+            );
+        }
+        detail
+    })?;
+    Ok(module)
+}

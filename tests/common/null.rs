@@ -1,0 +1,114 @@
+//! A backend that launches nothing, and calls for it: what a call costs without a driver.
+
+use cake_rmsnorm::backend::{Backend, Bound, Launcher};
+use cake_rmsnorm::plan::DeviceProperties;
+use cake_rmsnorm::{
+    BackwardArgs, Dtype, ForwardArgs, Result, RmsNorm, RowsView, VectorView, Workspace,
+};
+use std::cell::Cell;
+use std::fmt;
+use std::hint::black_box;
+
+/// Plans as for an H200 and runs nothing.
+pub struct Null {
+    properties: DeviceProperties,
+    launches: Cell<usize>,
+}
+
+impl Null {
+    pub fn new() -> Self {
+        Self {
+            properties: DeviceProperties::H200,
+            launches: Cell::new(0),
+        }
+    }
+
+    /// What it was asked to run so far.
+    pub fn launches(&self) -> usize {
+        self.launches.get()
+    }
+}
+
+impl Launcher for Null {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
+        self.launches
+            .set(self.launches.get() + black_box(launches).len());
+        Ok(())
+    }
+
+    unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()> {
+        black_box((address, len));
+        Ok(())
+    }
+}
+
+/// An operator with arguments of the right shape, at addresses where nothing is.
+pub struct Call {
+    pub op: RmsNorm,
+    pub residual: bool,
+    rows: u64,
+    forward: ForwardArgs,
+    backward: BackwardArgs,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let form = if self.residual { "residual" } else { "plain" };
+        write!(f, "H={} T={} {form}", self.op.hidden(), self.rows)
+    }
+}
+
+impl Call {
+    /// A call with an FP32 weight.
+    pub fn new(hidden: u64, rows: u64, residual: bool) -> Self {
+        let op = RmsNorm::new(hidden, Dtype::F32, 1e-6).expect("a supported width");
+        let plan = op.backward_plan(rows, residual, &DeviceProperties::H200);
+        let workspace_bytes = plan.expect("a plan").workspace_bytes;
+        // Far enough from each other for any shape.
+        let at = |slot: u64| slot << 48;
+        let matrix = |slot| RowsView::packed(at(slot), rows, hidden);
+        let w = VectorView::f32(at(1), hidden);
+        let rstd = VectorView::f32(at(2), rows);
+        Self {
+            op,
+            residual,
+            rows,
+            forward: ForwardArgs {
+                x: matrix(3),
+                residual: residual.then(|| matrix(4)),
+                w,
+                h: residual.then(|| matrix(5)),
+                y: matrix(6),
+                rstd,
+            },
+            backward: BackwardArgs {
+                dy: matrix(7),
+                x: matrix(3),
+                dh: residual.then(|| matrix(8)),
+                w,
+                rstd,
+                dx: matrix(9),
+                dw: VectorView::f32(at(10), hidden),
+                workspace: Workspace {
+                    address: at(11),
+                    bytes: workspace_bytes,
+                },
+            },
+        }
+    }
+
+    pub fn forward(&self, backend: &Null) {
+        // SAFETY: the backend touches no memory.
+        unsafe { backend.forward(black_box(&self.op), black_box(&self.forward)) }.expect("a call");
+    }
+
+    pub fn backward(&self, backend: &Null) {
+        // SAFETY: as above.
+        unsafe { backend.backward(black_box(&self.op), black_box(&self.backward)) }
+            .expect("a call");
+    }
+}
