@@ -13,7 +13,7 @@ pub use kernels::kernels;
 use crate::error::{Error, Result};
 use cake_rmsnorm_kernels::KERNELS;
 use cake_rmsnorm_kernels::contract::{Kernel, Program, WeightType};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::sync::LazyLock;
 
 /// What a plan needs to know of a device.
@@ -73,7 +73,7 @@ pub struct Launch {
 
 /// The entry of a program. Asked once a launch, so the table is not searched.
 fn entry(program: Program, weight: Option<WeightType>, residual: bool) -> &'static Kernel {
-    type Entries = HashMap<(Program, Option<WeightType>, bool), &'static Kernel>;
+    type Entries = FxHashMap<(Program, Option<WeightType>, bool), &'static Kernel>;
     static ENTRIES: LazyLock<Entries> = LazyLock::new(|| {
         let key = |kernel: &Kernel| (kernel.program, kernel.weight, kernel.residual);
         KERNELS.iter().map(|kernel| (key(kernel), kernel)).collect()
