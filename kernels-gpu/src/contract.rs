@@ -57,6 +57,10 @@ pub enum Program {
     BackwardSplitWide,
     /// [`crate::backward::reduce::reduce`].
     Reduce,
+    /// [`crate::bench::copy`].
+    Copy,
+    /// [`crate::bench::flush`].
+    Flush,
 }
 
 /// A kernel entry and its contract. One stands beside every entry; the planner, the PTX build
@@ -67,7 +71,7 @@ pub struct Kernel {
     pub name: &'static str,
     /// The generic kernel.
     pub program: Program,
-    /// The weight's type; the reduce has none and serves both.
+    /// The weight's type; `None` where there is no weight.
     pub weight: Option<WeightType>,
     /// Whether it is the residual form.
     pub residual: bool,

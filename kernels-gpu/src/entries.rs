@@ -5,9 +5,10 @@
 use crate::backward::{
     block::block, reduce::reduce, split::split, split::split_wide, warp::warp, wide::wide,
 };
+use crate::bench::{copy, flush};
 use crate::contract::{Kernel, Program, PtxCounts, WeightType};
 use crate::forward;
-use crate::params::{BackwardParams, ForwardParams, ReduceParams};
+use crate::params::{BackwardParams, CopyParams, FlushParams, ForwardParams, ReduceParams};
 use crate::rows::{Bf16Weight, F32Weight};
 
 /// One entry for the device.
@@ -246,12 +247,45 @@ const REDUCE: &[Kernel] = &[contract!(
     [1, 14, 16, 0]
 )];
 
+entry!("bench", bench_copy, CopyParams, copy, F32Weight, false);
+entry!("bench", bench_flush, FlushParams, flush, F32Weight, false);
+
 #[cfg(not(target_arch = "nvptx64"))]
-const COUNT: usize = FORWARD.len() + BACKWARD.len() + REDUCE.len();
+const BENCH: &[Kernel] = &[
+    contract!(
+        "bench",
+        bench_copy,
+        CopyParams,
+        copy,
+        F32Weight,
+        false,
+        Program::Copy,
+        None,
+        256,
+        0,
+        [0, 0, 4, 4]
+    ),
+    contract!(
+        "bench",
+        bench_flush,
+        FlushParams,
+        flush,
+        F32Weight,
+        false,
+        Program::Flush,
+        None,
+        256,
+        0,
+        [0, 0, 4, 0]
+    ),
+];
+
+#[cfg(not(target_arch = "nvptx64"))]
+const COUNT: usize = FORWARD.len() + BACKWARD.len() + REDUCE.len() + BENCH.len();
 
 #[cfg(not(target_arch = "nvptx64"))]
 static ALL: [Kernel; COUNT] = {
-    let tables = [FORWARD, BACKWARD, REDUCE];
+    let tables = [FORWARD, BACKWARD, REDUCE, BENCH];
     let mut all = [REDUCE[0]; COUNT];
     let (mut table, mut count) = (0, 0);
     while table < tables.len() {

@@ -18,6 +18,7 @@ pub mod device;
 
 pub mod arith;
 pub mod backward;
+pub mod bench;
 pub mod entries;
 pub mod forward;
 pub mod leaf;

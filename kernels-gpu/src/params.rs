@@ -4,6 +4,8 @@
 //! rows. Where a kernel makes 16-byte accesses, its documentation says which pointers must be
 //! 16-byte aligned and which strides multiples of 8.
 
+use crate::device::Words4;
+
 /// Forward: y = norm(h) · w, with h = x or BF16(x + residual).
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -88,4 +90,28 @@ pub struct ReduceParams {
     pub node_count: u32,
     /// log₂ of the consecutive nodes that one thread folds.
     pub chunk_log2: u32,
+}
+
+/// A copy, for comparison.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CopyParams {
+    /// `[words]`.
+    pub from: *const Words4,
+    /// `[words]`.
+    pub to: *mut Words4,
+    /// Words of 16 bytes.
+    pub words: u32,
+}
+
+/// A read of a buffer that is larger than the caches.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FlushParams {
+    /// `[words]`, all zero.
+    pub from: *const Words4,
+    /// One value, which is never written.
+    pub sink: *mut f32,
+    /// Words of 16 bytes.
+    pub words: u32,
 }

@@ -70,6 +70,27 @@ impl DeviceBuffer {
         })
     }
 
+    /// Copies host bytes to the buffer over and over, until it is full.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`].
+    pub fn fill(&mut self, pattern: &[u8]) -> Result<()> {
+        if pattern.is_empty() {
+            return Ok(());
+        }
+        self.device.with_context(|| {
+            for start in (0..self.bytes).step_by(pattern.len()) {
+                let bytes = pattern.len().min(self.bytes - start);
+                let destination = self.address + start as u64;
+                // SAFETY: both ranges hold `bytes` bytes.
+                let result =
+                    unsafe { sys::cuMemcpyHtoD_v2(destination, pattern.as_ptr().cast(), bytes) };
+                check("cuMemcpyHtoD", result)?;
+            }
+            Ok(())
+        })
+    }
+
     /// Copies the start of the buffer to host bytes; at most its length is copied.
     ///
     /// # Errors

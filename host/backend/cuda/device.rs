@@ -76,6 +76,28 @@ impl Device {
         &self.0.name
     }
 
+    /// Bytes of the last cache before memory.
+    ///
+    /// # Errors
+    /// - [`Error::Cuda`].
+    pub fn cache_bytes(&self) -> Result<u64> {
+        let name = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
+        attribute(self.0.device, name).map(u64::from)
+    }
+
+    /// The newest CUDA version that the driver serves, major and minor.
+    ///
+    /// # Errors
+    /// - [`Error::Cuda`].
+    pub fn driver_version(&self) -> Result<(u32, u32)> {
+        let mut version: c_int = 0;
+        // SAFETY: the out pointer is live.
+        let result = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+        check("cuDriverGetVersion", result)?;
+        let version = u32::try_from(version).unwrap_or(0);
+        Ok((version / 1000, version % 1000 / 10))
+    }
+
     /// Runs `body` with the device's context current, and restores what was current.
     ///
     /// # Errors

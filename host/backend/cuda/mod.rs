@@ -1,15 +1,19 @@
 //! NVIDIA GPUs, through `cust` and the driver API.
 //!
 //! [`Cuda`] launches on any raw stream, so it fits beside whatever else uses the GPU;
-//! [`DeviceBuffer`] is there for programs that have no allocator of their own.
+//! [`DeviceBuffer`] is there for programs that have no allocator of their own, [`Graph`] captures
+//! calls, and [`Event`] times them.
 
 mod buffer;
 mod device;
 mod driver;
+mod graph;
 mod kernels;
+mod stream;
 
 pub use buffer::DeviceBuffer;
 pub use device::Device;
+pub use graph::{Event, Graph};
 pub use kernels::KernelAttributes;
 
 use super::launcher::{Bound, Launcher};
@@ -18,12 +22,16 @@ use crate::plan::DeviceProperties;
 use cake_rmsnorm_kernels::contract::Kernel;
 use cust::sys;
 use driver::{Configuration, check};
+use std::sync::Arc;
+use stream::OwnedStream;
 
 /// A stream of a GPU: the backend that launches operators there.
 #[derive(Clone, Debug)]
 pub struct Cuda {
     device: Device,
     stream: sys::CUstream,
+    /// Keeps `stream` where it was made here.
+    owned: Option<Arc<OwnedStream>>,
     properties: DeviceProperties,
 }
 
@@ -40,8 +48,23 @@ impl Cuda {
         Self {
             device,
             stream: std::ptr::null_mut(),
+            owned: None,
             properties,
         }
+    }
+
+    /// Launches on a new stream of `device`, which does not wait for the default stream, and
+    /// which this object and its clones own.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`].
+    pub fn on_new_stream(device: Device) -> Result<Self> {
+        let owned = OwnedStream::new(&device)?;
+        Ok(Self {
+            stream: owned.raw(),
+            owned: Some(Arc::new(owned)),
+            ..Self::new(device)
+        })
     }
 
     /// Launches on `stream`, a `CUstream` (or `cudaStream_t`) of `device`.
@@ -69,6 +92,29 @@ impl Cuda {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// Enqueues the driver's copy of `bytes` bytes of device memory.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`].
+    ///
+    /// # Safety
+    /// - Both ranges are valid device memory and do not overlap; until the copy has completed
+    ///   nobody writes the source or accesses the destination.
+    pub unsafe fn copy(&self, destination: u64, source: u64, bytes: usize) -> Result<()> {
+        self.device.with_context(|| {
+            // SAFETY: the caller's obligations.
+            check("cuMemcpyDtoDAsync", unsafe {
+                sys::cuMemcpyDtoDAsync_v2(destination, source, bytes, self.stream)
+            })
+        })
     }
 
     /// Waits until everything enqueued on the stream has completed.
