@@ -1,5 +1,7 @@
 //! The program `cake-rmsnorm`, run as a user runs it.
 
+#[path = "cli/bench.rs"]
+mod bench;
 #[path = "cli/files.rs"]
 mod files;
 #[path = "cli/plans.rs"]

@@ -107,7 +107,9 @@ fn every_kernel_under_twenty_schedules() {
             });
         }
     }
-    let operators = KERNELS.iter().filter(|kernel| kernel.module != bench::MODULE);
+    let operators = KERNELS
+        .iter()
+        .filter(|kernel| kernel.module != bench::MODULE);
     let all: BTreeSet<&str> = operators.map(|kernel| kernel.name).collect();
     assert_eq!(reached, all, "kernels that ran, and all there are");
 }

@@ -483,7 +483,9 @@ fn every_kernel_has_a_shape_that_uses_it() {
     }
     let all: BTreeSet<_> = KERNELS.iter().map(|kernel| kernel.name).collect();
     assert_eq!(all.len(), KERNELS.len(), "names are unique");
-    let all = KERNELS.iter().filter(|kernel| kernel.module != bench::MODULE);
+    let all = KERNELS
+        .iter()
+        .filter(|kernel| kernel.module != bench::MODULE);
     let all: BTreeSet<_> = all.map(|kernel| kernel.name).collect();
     let unused: Vec<_> = all.difference(&used).collect();
     assert!(unused.is_empty(), "kernels that no plan uses: {unused:?}");

@@ -1,8 +1,8 @@
 //! Where a check runs: a backend with memory that it can reach.
 
 #[cfg(feature = "cuda")]
-mod cuda;
-mod host;
+pub mod cuda;
+pub mod host;
 mod sim;
 
 use super::error::{CliError, Result};
@@ -55,6 +55,9 @@ pub trait Buffer {
     /// Copies `bytes` to the start of the buffer; at most its length.
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
 
+    /// Copies `pattern` to the buffer over and over, until it is full.
+    fn fill(&mut self, pattern: &[u8]) -> Result<()>;
+
     /// Copies from the start of the buffer; at most its length.
     fn read(&self, bytes: &mut [u8]) -> Result<()>;
 
@@ -101,11 +104,7 @@ fn gpu(sm_count: Option<u32>) -> Result<Box<dyn Device>> {
 
 #[cfg(not(feature = "cuda"))]
 fn gpu(_: Option<u32>) -> Result<Box<dyn Device>> {
-    let reason = "built without feature cuda (cargo build --release --features cuda)".to_owned();
-    Err(CliError::NoDevice {
-        device: "cuda",
-        reason,
-    })
+    Err(CliError::no_cuda())
 }
 
 /// The GPU in words.

@@ -97,6 +97,29 @@ pub enum CliError {
 }
 
 impl CliError {
+    /// What a program without feature `cuda` says when it is asked for a GPU.
+    #[cfg(not(feature = "cuda"))]
+    pub fn no_cuda() -> Self {
+        let reason =
+            "built without feature cuda (cargo build --release --features cuda)".to_owned();
+        CliError::NoDevice {
+            device: "cuda",
+            reason,
+        }
+    }
+
+    /// Whether there is not enough memory, on the host or on a device.
+    pub fn is_out_of_memory(&self) -> bool {
+        const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
+        match self {
+            CliError::Memory { .. } => true,
+            CliError::Library(cake_rmsnorm::Error::Cuda { code, .. }) => {
+                *code == CUDA_ERROR_OUT_OF_MEMORY
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the user's arguments or input were refused, rather than something failed.
     pub fn is_refusal(&self) -> bool {
         use cake_rmsnorm::Error::{Cuda, Simulator};

@@ -1,5 +1,6 @@
 //! The command line: what it accepts, and what its exit status says.
 
+mod bench;
 mod check;
 mod device;
 mod doctor;
@@ -29,6 +30,8 @@ struct Cli {
 enum Command {
     /// Run a forward and a backward and check every output.
     Check(check::Args),
+    /// Time forward and backward beside a copy of as many bytes.
+    Bench(bench::Args),
     /// Print which kernels run for a shape, and how dw is summed.
     Routes(routes::Args),
     /// Look for what is missing on this machine, and say what to do about it.
@@ -65,6 +68,7 @@ pub fn main() -> ExitCode {
     let mut out = Output::stdout();
     let result = match Cli::parse().command {
         Command::Check(args) => check::run(&args, &mut out),
+        Command::Bench(args) => bench::run(&args, &mut out).map(|()| true),
         Command::Routes(args) => routes::run(&args, &mut out).map(|()| true),
         Command::Doctor => doctor::run(&mut out).map(|()| true),
     };

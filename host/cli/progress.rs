@@ -1,6 +1,7 @@
 //! A progress bar for runs that take longer than a second.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 /// Runs shorter than this show nothing.
@@ -35,7 +36,7 @@ impl Progress {
     }
 
     /// Says what happens from here on.
-    pub fn stage(&self, what: &'static str) {
+    pub fn stage(&self, what: impl Into<Cow<'static, str>>) {
         self.bar.set_message(what);
         self.advance(0);
     }

@@ -31,7 +31,7 @@ pub struct Cuda {
     device: Device,
     stream: sys::CUstream,
     /// Keeps `stream` where it was made here.
-    owned: Option<Arc<OwnedStream>>,
+    _owned: Option<Arc<OwnedStream>>,
     properties: DeviceProperties,
 }
 
@@ -48,7 +48,7 @@ impl Cuda {
         Self {
             device,
             stream: std::ptr::null_mut(),
-            owned: None,
+            _owned: None,
             properties,
         }
     }
@@ -62,7 +62,7 @@ impl Cuda {
         let owned = OwnedStream::new(&device)?;
         Ok(Self {
             stream: owned.raw(),
-            owned: Some(Arc::new(owned)),
+            _owned: Some(Arc::new(owned)),
             ..Self::new(device)
         })
     }

@@ -11,23 +11,36 @@ pub struct CudaDevice(Cuda);
 impl CudaDevice {
     /// The first GPU of the driver.
     pub fn open(sm_count: Option<u32>) -> Result<Self> {
-        let gpu = Gpu::open(0).map_err(|error| match error {
-            // Nothing was launched yet: there is no driver, or no GPU behind it.
-            cake_rmsnorm::Error::Cuda {
-                call: "cuInit" | "cuDeviceGet",
-                ..
-            } => CliError::NoDevice {
-                device: "cuda",
-                reason: error.to_string(),
-            },
-            other => other.into(),
-        })?;
-        let cuda = Cuda::new(gpu);
+        let cuda = Cuda::new(first_gpu()?);
         Ok(CudaDevice(match sm_count {
             Some(sm_count) => cuda.with_sm_count(sm_count),
             None => cuda,
         }))
     }
+
+    /// The same with a stream of its own, whose work can be captured.
+    pub fn on_new_stream() -> Result<Self> {
+        Ok(CudaDevice(Cuda::on_new_stream(first_gpu()?)?))
+    }
+
+    /// The backend.
+    pub fn cuda(&self) -> &Cuda {
+        &self.0
+    }
+}
+
+fn first_gpu() -> Result<Gpu> {
+    Gpu::open(0).map_err(|error| match error {
+        // Nothing was launched yet: there is no driver, or no GPU behind it.
+        cake_rmsnorm::Error::Cuda {
+            call: "cuInit" | "cuDeviceGet",
+            ..
+        } => CliError::NoDevice {
+            device: "cuda",
+            reason: error.to_string(),
+        },
+        other => other.into(),
+    })
 }
 
 impl Device for CudaDevice {
@@ -70,6 +83,10 @@ impl Buffer for GpuMemory {
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         Ok(self.0.write(bytes)?)
+    }
+
+    fn fill(&mut self, pattern: &[u8]) -> Result<()> {
+        Ok(self.0.fill(pattern)?)
     }
 
     fn read(&self, bytes: &mut [u8]) -> Result<()> {

@@ -77,6 +77,21 @@ impl Buffer for HostBuffer {
         Ok(())
     }
 
+    fn fill(&mut self, pattern: &[u8]) -> Result<()> {
+        if pattern.is_empty() {
+            return Ok(());
+        }
+        for start in (0..self.bytes).step_by(pattern.len()) {
+            let len = pattern.len().min(self.bytes - start);
+            // SAFETY: inside the buffer, as in `write`.
+            unsafe {
+                let to = self.pointer().add(start);
+                to.copy_from_nonoverlapping(pattern.as_ptr(), len);
+            }
+        }
+        Ok(())
+    }
+
     fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let len = bytes.len().min(self.bytes);
         // SAFETY: both ranges hold `len` bytes, and `bytes` lies elsewhere, as above. Backends of

@@ -61,6 +61,11 @@ impl Buffer for SimMemory {
         Ok(self.0.write(bytes)?)
     }
 
+    fn fill(&mut self, pattern: &[u8]) -> Result<()> {
+        let bytes: Vec<u8> = pattern.iter().copied().cycle().take(self.0.len()).collect();
+        Ok(self.0.write(&bytes)?)
+    }
+
     fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let contents = self.0.read()?;
         let len = bytes.len().min(contents.len());

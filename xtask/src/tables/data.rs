@@ -58,6 +58,7 @@ pub enum Op {
     Bwd,
     Fwd,
     FwdBwd,
+    Step,
 }
 
 /// What the benchmark writes.

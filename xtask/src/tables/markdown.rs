@@ -186,5 +186,6 @@ pub fn op(op: Op) -> &'static str {
         Op::Bwd => "backward",
         Op::Fwd => "forward",
         Op::FwdBwd => "forward and backward",
+        Op::Step => "forward, forward again and backward",
     }
 }

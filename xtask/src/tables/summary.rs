@@ -43,7 +43,10 @@ fn speeds(group: &[&File<Peers>]) -> Vec<String> {
     let mut peers = BTreeSet::new();
     for file in group {
         for (case, candidates) in markdown::cases(&file.content) {
-            if case.form != Form::Plain || case.op == Op::FwdBwd || !ROWS.contains(&case.rows) {
+            if case.form != Form::Plain
+                || !matches!(case.op, Op::Fwd | Op::Bwd)
+                || !ROWS.contains(&case.rows)
+            {
                 continue;
             }
             let peer = best_peer(&candidates);
