@@ -1,12 +1,11 @@
 //! Operator arguments in the memory of a device, for as many rows as any case has.
 
+use super::case::Op;
 use crate::cli::device::{Buffer, Device};
 use crate::cli::error::{CliError, Result};
 use cake_rmsnorm::inputs::{Inputs, Spec};
-use cake_rmsnorm::{BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
+use cake_rmsnorm::{BackwardArgs, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
 use half::bf16;
-
-use super::case::Op;
 
 /// Rows that are made; more are copies of them. No kernel's time depends on the values.
 const MADE_ROWS: u64 = 4096;
@@ -130,10 +129,10 @@ impl<'a> Tensors<'a> {
     }
 
     fn weight(&self) -> VectorView {
-        let (address, len) = (self.w.address(), self.op.hidden());
-        match self.op.weight() {
-            Dtype::F32 => VectorView::f32(address, len),
-            Dtype::Bf16 => VectorView::bf16(address, len),
+        VectorView {
+            address: self.w.address(),
+            dtype: self.op.weight(),
+            len: self.op.hidden(),
         }
     }
 }

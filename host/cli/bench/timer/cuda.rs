@@ -36,7 +36,9 @@ impl CudaTimer {
     pub fn open() -> Result<Self> {
         let device = CudaDevice::on_new_stream()?;
         let gpu = device.cuda().device();
-        device.cuda().load(&[kernel(Program::Copy), kernel(Program::Flush)])?;
+        device
+            .cuda()
+            .load(&[kernel(Program::Copy), kernel(Program::Flush)])?;
         // Twice the cache, whatever its replacement policy keeps.
         let bytes = FLUSH_BYTES.max(2 * gpu.cache_bytes()?);
         let mut zeros = DeviceBuffer::new(gpu, bytes as usize)?;
