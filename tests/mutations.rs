@@ -161,12 +161,12 @@ fn copy_params(bound: &Bound, packed: bool) -> Vec<u64> {
             | Program::ForwardWide => {
                 // SAFETY: the kernel's parameter struct.
                 let params = unsafe { &mut *start.cast::<ForwardParams>() };
-                params.x_stride = i64::from(params.hidden);
+                params.x_stride.row = i64::from(params.hidden);
             }
             _ => {
                 // SAFETY: the kernel's parameter struct.
                 let params = unsafe { &mut *start.cast::<BackwardParams>() };
-                params.x_stride = i64::from(params.hidden);
+                params.x_stride.row = i64::from(params.hidden);
             }
         }
     }

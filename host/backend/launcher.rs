@@ -7,7 +7,9 @@ use crate::plan::{self, DeviceProperties, Launch};
 use crate::validate;
 use crate::view::RowsView;
 use cake_rmsnorm_kernels::contract::Kernel;
-use cake_rmsnorm_kernels::params::{BackwardParams, ForwardParams, ReduceParams};
+use cake_rmsnorm_kernels::params::{
+    BackwardParams, ForwardParams, Groups, ReduceParams, Stride, WeightGradientOut,
+};
 
 /// A launch with its parameters.
 #[derive(Clone, Copy, Debug)]
@@ -76,13 +78,16 @@ impl<L: Launcher> Backend for L {
             h: pointer_mut(args.h.map_or(0, |view| view.address)),
             y: pointer_mut(args.y.address),
             rstd: pointer_mut(args.rstd.address),
-            x_stride: args.x.stride,
+            x_stride: stride(Some(args.x)),
             residual_stride: stride(args.residual),
             h_stride: stride(args.h),
-            y_stride: args.y.stride,
+            y_stride: stride(Some(args.y)),
             rows,
             hidden: op.hidden() as u32,
+            y_columns: op.hidden() as u32,
             eps: op.eps(),
+            weight_offset: -0.0,
+            groups: Groups::ONE,
         };
         // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for them;
         // the caller vouches for the memory.
@@ -103,6 +108,11 @@ impl<L: Launcher> Backend for L {
             // SAFETY: dw was checked to have H elements.
             return unsafe { self.zero_f32(args.dw.address, op.hidden()) };
         };
+        let dw = WeightGradientOut {
+            dw: pointer_mut(args.dw.address),
+            dw_bf16: pointer_mut(0),
+            accumulate: 0,
+        };
         let params = BackwardParams {
             dy: pointer(args.dy.address),
             x: pointer(args.x.address),
@@ -111,13 +121,16 @@ impl<L: Launcher> Backend for L {
             rstd: pointer(args.rstd.address),
             dx: pointer_mut(args.dx.address),
             nodes: pointer_mut(args.workspace.address),
-            dw: pointer_mut(args.dw.address),
-            dy_stride: args.dy.stride,
-            x_stride: args.x.stride,
+            dw,
+            dy_stride: stride(Some(args.dy)),
+            x_stride: stride(Some(args.x)),
             dh_stride: stride(args.dh),
-            dx_stride: args.dx.stride,
+            dx_stride: stride(Some(args.dx)),
             rows,
             hidden: op.hidden() as u32,
+            dx_columns: op.hidden() as u32,
+            weight_offset: -0.0,
+            groups: Groups::ONE,
             leaf_log2: plan.leaf.leaf_log2,
             run_log2: plan.leaf.run_log2,
         };
@@ -132,7 +145,7 @@ impl<L: Launcher> Backend for L {
         };
         let params = ReduceParams {
             nodes: pointer(args.workspace.address),
-            dw: pointer_mut(args.dw.address),
+            dw,
             hidden: op.hidden() as u32,
             node_count: plan.leaf.runs(),
             chunk_log2: plan.chunk_log2,
@@ -154,6 +167,9 @@ fn pointer_mut<T>(address: u64) -> *mut T {
     address as usize as *mut T
 }
 
-fn stride(view: Option<RowsView>) -> i64 {
-    view.map_or(0, |view| view.stride)
+fn stride(view: Option<RowsView>) -> Stride {
+    view.map_or(Stride::default(), |view| Stride {
+        row: view.stride,
+        group: 0,
+    })
 }

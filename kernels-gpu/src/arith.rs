@@ -279,6 +279,15 @@ impl Pair {
         }
     }
 
+    /// Adds one value, as the node (`value`, +0) on the right.
+    #[inline(always)]
+    pub fn add_value(self, value: f32) -> Pair {
+        self.combine(Pair {
+            sum: value,
+            comp: 0.0,
+        })
+    }
+
     /// `self` where `condition` holds, else `other`; a choice of registers, not of memory.
     #[inline(always)]
     pub fn or(self, other: Pair, condition: bool) -> Pair {

@@ -110,19 +110,19 @@ macro_rules! entries {
 }
 
 entries! { FORWARD, "forward_f32", "forward_bf16",
-    Program::ForwardWarp { vectors: 1 } => ForwardParams, forward::warp::<W, 1, RESIDUAL>, threads 1024, blocks 0, {
+    Program::ForwardWarp { vectors: 1 } => ForwardParams, forward::warp::<W, 1, RESIDUAL, true>, threads 1024, blocks 0, {
         forward_warp_f32_v1 [0, 10, 4, 1];
         forward_warp_f32_v1_residual [0, 10, 6, 2];
         forward_warp_bf16_v1 [0, 10, 3, 1];
         forward_warp_bf16_v1_residual [0, 10, 5, 2];
     }
-    Program::ForwardWarp { vectors: 2 } => ForwardParams, forward::warp::<W, 2, RESIDUAL>, threads 512, blocks 0, {
+    Program::ForwardWarp { vectors: 2 } => ForwardParams, forward::warp::<W, 2, RESIDUAL, false>, threads 512, blocks 0, {
         forward_warp_f32_v2 [0, 12, 8, 2];
         forward_warp_f32_v2_residual [0, 12, 12, 4];
         forward_warp_bf16_v2 [0, 12, 6, 2];
         forward_warp_bf16_v2_residual [0, 12, 10, 4];
     }
-    Program::ForwardWarp { vectors: 4 } => ForwardParams, forward::warp::<W, 4, RESIDUAL>, threads 512, blocks 0, {
+    Program::ForwardWarp { vectors: 4 } => ForwardParams, forward::warp::<W, 4, RESIDUAL, false>, threads 512, blocks 0, {
         forward_warp_f32_v4 [0, 16, 16, 4];
         forward_warp_f32_v4_residual [0, 16, 24, 8];
         forward_warp_bf16_v4 [0, 16, 12, 4];

@@ -5,8 +5,9 @@
 //! ```
 //!
 //! (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.) x is read once. Both
-//! kernels need 16-byte aligned bases, row strides that are multiples of 8 and H a multiple of 8.
-//! The grid is free: rows are dealt out in turn, and no bit depends on who takes which.
+//! kernels need 16-byte aligned bases, strides that are multiples of 8 and H a multiple of 8.
+//! The grid is free: rows are dealt out in turn, and no bit depends on
+//! who takes which.
 
 use crate::arith::{
     Lane, RowScale, TILE, add_residual, canonical, lane_dot, mean_square, narrow, normalise,
@@ -16,7 +17,7 @@ use crate::device::{Words4, global, hint, shared, thread};
 use crate::params::ForwardParams;
 use crate::ring::{Ring, Source, ring_bytes};
 use crate::row_sum::{BlockSum, Group, SCRATCH_BYTES, TileSums, warp_row_sum};
-use crate::rows::{Columns, NO_WORDS, Weight, forget, row_start, row_start_mut};
+use crate::rows::{Columns, NO_WORDS, Weight, forget, row_start, row_start_mut, weight_lane};
 
 /// One block a row at a time: warp i holds tiles `VECTORS · i` and following. The next row is loaded
 /// to registers while one is worked on: best where a block has one or two rows.
@@ -34,8 +35,10 @@ pub unsafe fn block<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &F
     let turn = Turn::of_block();
     // SAFETY: every thread of the block makes the same number of sums: rows are the block's.
     unsafe {
-        let fetch = prefetched::<VECTORS, RESIDUAL>(p, columns, turn);
-        rows::<W, VECTORS, RESIDUAL>(p, columns, turn, fetch, |values| sums.sum(values));
+        let fetch = prefetched::<VECTORS, RESIDUAL, false>(p, columns, turn);
+        rows::<W, VECTORS, RESIDUAL, false>(p, columns, columns, turn, fetch, |values| {
+            sums.sum(values)
+        });
     }
 }
 
@@ -74,7 +77,8 @@ pub unsafe fn ring<W: Weight, const VECTORS: usize, const STAGES: usize, const T
     // was read.
     let mut fill = |ring: &mut Ring<VECTORS, 1, STAGES, TENSORS, false>| unsafe {
         let count = u32::from(coming < u64::from(p.rows));
-        ring.fill(columns, sources, core::ptr::null(), coming as u32, count);
+        let row = coming as u32;
+        ring.fill::<false>(columns, sources, p.groups, core::ptr::null(), row, count);
         coming += u64::from(turn.step);
     };
     unroll::<STAGES>(|_| fill(&mut ring));
@@ -97,9 +101,13 @@ pub unsafe fn ring<W: Weight, const VECTORS: usize, const STAGES: usize, const T
     // SAFETY: every thread of the block makes the same number of sums: rows are the block's.
     unsafe {
         if TENSORS > 1 {
-            rows::<W, VECTORS, true>(p, columns, turn, fetch, |values| sums.sum(values));
+            rows::<W, VECTORS, true, false>(p, columns, columns, turn, fetch, |values| {
+                sums.sum(values)
+            });
         } else {
-            rows::<W, VECTORS, false>(p, columns, turn, fetch, |values| sums.sum(values));
+            rows::<W, VECTORS, false, false>(p, columns, columns, turn, fetch, |values| {
+                sums.sum(values)
+            });
         }
     }
 }
@@ -124,15 +132,23 @@ pub const fn ring_shared_bytes(vectors: u32, residual: bool, threads: u32) -> u3
     SCRATCH_BYTES + ring_bytes(vectors, 1, stages, tensors, false, threads)
 }
 
-/// One warp a row at a time, for at most `VECTORS` tiles (H ≤ 256 · `VECTORS` ≤ 1024).
+/// One warp a row at a time, for at most `VECTORS` tiles (H ≤ 256 · `VECTORS` ≤ 1024). With `GENERAL`,
+/// rows may come in groups, and without columns of y there is rstd alone.
 ///
 /// Contract: blocks of a multiple of 32 threads; no shared memory.
 ///
 /// # Safety
 /// - As [`block`].
 #[inline(always)]
-pub unsafe fn warp<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &ForwardParams) {
+pub unsafe fn warp<W: Weight, const VECTORS: usize, const RESIDUAL: bool, const GENERAL: bool>(
+    p: &ForwardParams,
+) {
     let columns = Columns::<VECTORS>::of_warp(0, p.hidden);
+    let y_columns = if GENERAL {
+        columns.below(p.y_columns)
+    } else {
+        columns
+    };
     let warps = thread::block_dim_x() / 32;
     let (thread, block) = (thread::thread_idx_x(), thread::block_idx_x());
     let turn = Turn {
@@ -142,8 +158,10 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &Fo
     };
     // SAFETY: all lanes of a warp make the same number of sums: rows are the warp's.
     unsafe {
-        let fetch = prefetched::<VECTORS, RESIDUAL>(p, columns, turn);
-        rows::<W, VECTORS, RESIDUAL>(p, columns, turn, fetch, |values| warp_row_sum(values));
+        let fetch = prefetched::<VECTORS, RESIDUAL, GENERAL>(p, columns, turn);
+        rows::<W, VECTORS, RESIDUAL, GENERAL>(p, columns, y_columns, turn, fetch, |values| {
+            warp_row_sum(values)
+        });
     }
 }
 
@@ -173,13 +191,13 @@ impl Turn {
 /// # Safety
 /// - As [`block`].
 #[inline(always)]
-unsafe fn prefetched<const VECTORS: usize, const RESIDUAL: bool>(
+unsafe fn prefetched<const VECTORS: usize, const RESIDUAL: bool, const GROUPED: bool>(
     p: &ForwardParams,
     columns: Columns<VECTORS>,
     turn: Turn,
 ) -> impl FnMut(u64) -> RowWords<VECTORS> {
     // SAFETY: rows below p.rows are inside the buffers, as the caller promises.
-    let load = move |row: u64| unsafe { load_row::<VECTORS, RESIDUAL>(p, columns, row) };
+    let load = move |row: u64| unsafe { load_row::<VECTORS, RESIDUAL, GROUPED>(p, columns, row) };
     let mut next = load(u64::from(turn.first));
     move |row| {
         let current = next;
@@ -189,7 +207,7 @@ unsafe fn prefetched<const VECTORS: usize, const RESIDUAL: bool>(
 }
 
 /// One block a row at a time, for rows of any width up to 65,536: goes over the row twice, the
-/// second time from L1 or L2.
+/// second time from L1 or L2. Rows may come in groups. Without columns of y there is rstd alone.
 ///
 /// Contract: blocks of a multiple of 32 threads; [`crate::row_sum::SCRATCH_BYTES`] of shared memory.
 ///
@@ -220,7 +238,7 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &ForwardParams, row: u32)
     // thread alone touches its columns of h and y.
     unsafe {
         let load = |tile: u32| {
-            let words = load_row::<1, RESIDUAL>(p, columns_of(tile), u64::from(row));
+            let words = load_row::<1, RESIDUAL, true>(p, columns_of(tile), u64::from(row));
             if RESIDUAL {
                 add_residual(words.x[0], words.residual[0])
             } else {
@@ -250,14 +268,17 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &ForwardParams, row: u32)
             if columns.holds(0) {
                 let h = load(tile);
                 if RESIDUAL {
-                    columns.store(row_start_mut(p.h, row, p.h_stride), 0, h);
+                    let out = row_start_mut::<true>(p.h, row, p.h_stride, p.groups);
+                    columns.store(out, 0, h);
                 }
-                let y = normalise(&widen(h), rstd, &W::load(p.w, columns.first));
-                columns.store(row_start_mut(p.y, row, p.y_stride), 0, narrow(&y));
+                let w = weight_lane::<W>(p.w, p.weight_offset, columns.first);
+                let y = normalise(&widen(h), rstd, &w);
+                let out = row_start_mut::<true>(p.y, row, p.y_stride, p.groups);
+                columns.below(p.y_columns).store(out, 0, narrow(&y));
             }
             tile = hint::forget(tile) + warps;
         }
-        if thread::thread_idx_x() == 0 {
+        if thread::thread_idx_x() == 0 && !p.rstd.is_null() {
             global::store_f32(p.rstd.add(row as usize), canonical(rstd));
         }
     }
@@ -274,14 +295,15 @@ fn scaled(words: Words4, scale: Option<RowScale>) -> Lane {
 }
 
 /// The rows of a turn: the body of all but [`wide`]. `fetch` gives out the thread's part of the
-/// rows in turn, `sum` adds over the threads that share a row.
+/// rows in turn, `sum` adds over the threads that share a row, `y_columns` are stored of y.
 ///
 /// # Safety
 /// - As [`block`]; `sum` may be called by all threads that share the rows.
 #[inline(always)]
-unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
+unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool, const GROUPED: bool>(
     p: &ForwardParams,
     columns: Columns<VECTORS>,
+    y_columns: Columns<VECTORS>,
     turn: Turn,
     mut fetch: impl FnMut(u64) -> RowWords<VECTORS>,
     mut sum: impl FnMut([f32; VECTORS]) -> f32,
@@ -291,7 +313,7 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
     let hidden = p.hidden as f32;
     let kept = if keep_weight {
         // SAFETY: the weight has H elements.
-        unsafe { columns.load_weight::<W>(p.w) }
+        unsafe { columns.load_weight::<W>(p.w, p.weight_offset) }
     } else {
         [[0.0; 8]; VECTORS]
     };
@@ -302,7 +324,7 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
         let row_index = row as u32;
         let mut h = current.x;
         if RESIDUAL {
-            let out = row_start_mut(p.h, row_index, p.h_stride);
+            let out = row_start_mut::<GROUPED>(p.h, row_index, p.h_stride, p.groups);
             unroll::<VECTORS>(|v| {
                 h[v] = add_residual(h[v], current.residual[v]);
                 // SAFETY: the row is inside h, and this thread alone writes its columns.
@@ -314,13 +336,13 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
         unroll::<VECTORS>(|v| squares[v] = lane_dot(&widen(h[v]), &widen(h[v])));
         let (mean, rescue) = mean_square(sum(squares), hidden, p.eps);
         let h = forget(h);
-        let out = row_start_mut(p.y, row_index, p.y_stride);
+        let out = row_start_mut::<GROUPED>(p.y, row_index, p.y_stride, p.groups);
         let weight = |v: usize| {
             if keep_weight {
                 kept[v]
             } else {
                 // SAFETY: asked only for vectors inside the row, hence inside the weight.
-                unsafe { W::load(p.w, columns.column(v)) }
+                unsafe { weight_lane::<W>(p.w, p.weight_offset, columns.column(v)) }
             }
         };
         let rstd = match rescue {
@@ -328,8 +350,8 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(
             Some(scale) => redo_sum(&h, scale, &mut sum, hidden, p.eps),
         };
         // SAFETY: the row is inside y, and this thread alone writes its columns.
-        unsafe { store_row(columns, out, &h, rstd, weight) };
-        if turn.leader {
+        unsafe { store_row(y_columns, out, &h, rstd, weight) };
+        if turn.leader && !p.rstd.is_null() {
             // SAFETY: rstd has an element a row, and the leader alone writes it.
             unsafe { global::store_f32(p.rstd.add(row_index as usize), canonical(rstd)) };
         }
@@ -387,7 +409,7 @@ struct RowWords<const VECTORS: usize> {
 /// # Safety
 /// - The buffers hold p.rows rows.
 #[inline(always)]
-unsafe fn load_row<const VECTORS: usize, const RESIDUAL: bool>(
+unsafe fn load_row<const VECTORS: usize, const RESIDUAL: bool, const GROUPED: bool>(
     p: &ForwardParams,
     columns: Columns<VECTORS>,
     row: u64,
@@ -400,9 +422,10 @@ unsafe fn load_row<const VECTORS: usize, const RESIDUAL: bool>(
         let row = row as u32;
         // SAFETY: the row is inside both buffers.
         unsafe {
-            words.x = columns.load(row_start(p.x, row, p.x_stride));
+            words.x = columns.load(row_start::<GROUPED>(p.x, row, p.x_stride, p.groups));
             if RESIDUAL {
-                words.residual = columns.load(row_start(p.residual, row, p.residual_stride));
+                let residual = row_start::<GROUPED>(p.residual, row, p.residual_stride, p.groups);
+                words.residual = columns.load(residual);
             }
         }
     }

@@ -5,6 +5,7 @@
 
 use crate::arith::unroll;
 use crate::device::{Words4, async_copy, shared, thread};
+use crate::params::{Groups, Stride};
 use crate::rows::{Columns, NO_WORDS, row_start};
 
 /// A BF16 matrix that a ring copies from.
@@ -12,8 +13,8 @@ use crate::rows::{Columns, NO_WORDS, row_start};
 pub struct Source {
     /// Row 0, 16-byte aligned.
     pub base: *const u16,
-    /// Elements between rows, a multiple of 8.
-    pub stride: i64,
+    /// Elements between rows, multiples of 8.
+    pub stride: Stride,
 }
 
 /// A ring of `STAGES` stages; a stage has `ROWS` neighbouring rows of `TENSORS` matrices, and a
@@ -94,10 +95,11 @@ impl<
     ///   an element a row; nobody writes them during the launch.
     /// - Shared memory holds the ring; the stage was read, or never filled.
     #[inline(always)]
-    pub unsafe fn fill(
+    pub unsafe fn fill<const GROUPED: bool>(
         &mut self,
         columns: Columns<VECTORS>,
         sources: [Source; TENSORS],
+        groups: Groups,
         scalars: *const f32,
         row: u32,
         count: u32,
@@ -108,7 +110,7 @@ impl<
                 let row = row + r as u32;
                 unroll::<TENSORS>(|tensor| {
                     let Source { base, stride } = sources[tensor];
-                    let source = row_start(base, row, stride);
+                    let source = row_start::<GROUPED>(base, row, stride, groups);
                     unroll::<VECTORS>(|v| {
                         if columns.holds(v) {
                             let place = self.vector_place(r, tensor, v);

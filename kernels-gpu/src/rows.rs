@@ -2,6 +2,7 @@
 
 use crate::arith::{LANE_ELEMENTS, Lane, TILE, unroll, widen};
 use crate::device::{Words4, global, hint, thread};
+use crate::params::{Groups, Stride};
 
 /// Eight values of a row, as they travel.
 pub const NO_WORDS: Words4 = Words4(0, 0, 0, 0);
@@ -60,6 +61,22 @@ impl Weight for F32Weight {
     }
 }
 
+/// Eight consecutive weights as the norm multiplies by them: w ⊕ `offset`, where an offset of −0
+/// changes no bit, or ones where there is no weight.
+///
+/// # Safety
+/// - As [`Weight::load`]; `w` may be null.
+#[inline(always)]
+pub unsafe fn weight_lane<W: Weight>(w: *const u8, offset: f32, column: u32) -> Lane {
+    if w.is_null() {
+        return [1.0; LANE_ELEMENTS];
+    }
+    // SAFETY: the caller's obligations.
+    let mut lane = unsafe { W::load(w, column) };
+    unroll::<LANE_ELEMENTS>(|i| lane[i] += offset);
+    lane
+}
+
 /// Eight FP32 values from their bits.
 #[inline(always)]
 fn lane_of_words(low: Words4, high: Words4) -> Lane {
@@ -108,6 +125,15 @@ impl<const VECTORS: usize> Columns<VECTORS> {
         }
     }
 
+    /// The same columns as far as they are below `limit`.
+    #[inline(always)]
+    pub fn below(self, limit: u32) -> Self {
+        Self {
+            hidden: limit,
+            ..self
+        }
+    }
+
     /// First element of vector `v`.
     #[inline(always)]
     pub fn column(self, v: usize) -> u32 {
@@ -151,31 +177,52 @@ impl<const VECTORS: usize> Columns<VECTORS> {
         }
     }
 
-    /// Loads the thread's weights; zeros outside.
+    /// Loads the thread's weights, as [`weight_lane`]; zeros outside.
     ///
     /// # Safety
-    /// - As [`Weight::load`], for H elements.
+    /// - As [`weight_lane`], for H elements.
     #[inline(always)]
-    pub unsafe fn load_weight<W: Weight>(self, w: *const u8) -> [Lane; VECTORS] {
+    pub unsafe fn load_weight<W: Weight>(self, w: *const u8, offset: f32) -> [Lane; VECTORS] {
         let mut lanes = [[0.0; LANE_ELEMENTS]; VECTORS];
         unroll::<VECTORS>(|v| {
             if self.holds(v) {
                 // SAFETY: inside the weight.
-                lanes[v] = unsafe { W::load(w, self.column(v)) };
+                lanes[v] = unsafe { weight_lane::<W>(w, offset, self.column(v)) };
             }
         });
         lanes
     }
 }
 
-/// The start of row `row`; 64-bit arithmetic throughout.
+/// Elements before row `row`; 64-bit arithmetic throughout.
 #[inline(always)]
-pub fn row_start(base: *const u16, row: u32, stride: i64) -> *const u16 {
-    base.wrapping_offset((i64::from(row) * stride) as isize)
+fn row_offset<const GROUPED: bool>(row: u32, stride: Stride, groups: Groups) -> isize {
+    let mut offset = i64::from(row).wrapping_mul(stride.row);
+    if GROUPED {
+        let before = i64::from(groups.before(row));
+        offset = offset.wrapping_add(before.wrapping_mul(stride.group));
+    }
+    offset as isize
+}
+
+/// The start of row `row`. Without `GROUPED`, all rows are one group.
+#[inline(always)]
+pub fn row_start<const GROUPED: bool>(
+    base: *const u16,
+    row: u32,
+    stride: Stride,
+    groups: Groups,
+) -> *const u16 {
+    base.wrapping_offset(row_offset::<GROUPED>(row, stride, groups))
 }
 
 /// The start of row `row`, to write to.
 #[inline(always)]
-pub fn row_start_mut(base: *mut u16, row: u32, stride: i64) -> *mut u16 {
-    base.wrapping_offset((i64::from(row) * stride) as isize)
+pub fn row_start_mut<const GROUPED: bool>(
+    base: *mut u16,
+    row: u32,
+    stride: Stride,
+    groups: Groups,
+) -> *mut u16 {
+    base.wrapping_offset(row_offset::<GROUPED>(row, stride, groups))
 }

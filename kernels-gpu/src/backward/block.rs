@@ -80,12 +80,12 @@ pub unsafe fn block<
     // rows are done.
     unsafe {
         unroll::<STAGES>(|_| {
-            ring.fill(columns, sources, p.rstd, coming, count(coming));
+            ring.fill::<false>(columns, sources, p.groups, p.rstd, coming, count(coming));
             coming = after(coming);
         });
     }
     // SAFETY: the weight has H elements.
-    let w = unsafe { columns.load_weight::<W>(p.w) };
+    let w = unsafe { columns.load_weight::<W>(p.w, p.weight_offset) };
 
     let leaves = (p.rows + ((1 << p.leaf_log2) - 1)) >> p.leaf_log2;
     let mut run = thread::block_idx_x();
@@ -108,7 +108,7 @@ pub unsafe fn block<
                 };
                 let words = step.words(&ring);
                 step.run(&words, &ring, &mut sums, &mut node);
-                ring.fill(columns, sources, p.rstd, coming, count(coming));
+                ring.fill::<false>(columns, sources, p.groups, p.rstd, coming, count(coming));
             }
             coming = after(coming);
             row += full;
@@ -217,9 +217,9 @@ impl<const VECTORS: usize> Step<'_, VECTORS> {
                     let (mut words, row) = (words[r].forget(), self.row + r as u32);
                     if TENSORS > DH {
                         words.dh = ring.vectors(self.columns, r, DH);
-                        words.store_dx::<true>(self.p, self.columns, row, w, dots[r]);
+                        words.store_dx::<true, false>(self.p, self.columns, row, w, dots[r]);
                     } else {
-                        words.store_dx::<false>(self.p, self.columns, row, w, dots[r]);
+                        words.store_dx::<false, false>(self.p, self.columns, row, w, dots[r]);
                     }
                 }
             });

@@ -1,8 +1,9 @@
 //! dw from the nodes that the backward stored.
 
 use crate::arith::{LANE_ELEMENTS, Pair, unroll};
+use crate::device::math::bf16x2;
 use crate::device::{dependent, global, shared, thread};
-use crate::params::ReduceParams;
+use crate::params::{ReduceParams, WeightGradientOut};
 use crate::tree::{
     Counter, FOLD_NARROW_BYTES, WIDTH, empty, fold_narrow, load_node, narrow_column, shelf_bytes,
 };
@@ -59,7 +60,7 @@ pub unsafe fn reduce(p: &ReduceParams) {
     // SAFETY: every thread is here; dw has H elements.
     unsafe {
         let root = fold_narrow(shared::base(), &node[0], chunk.positions);
-        store_dw(p.dw, p.hidden, root);
+        store_dw(&p.dw, p.hidden, root);
     }
 }
 
@@ -125,15 +126,29 @@ pub const fn shared_bytes(threads: u32, chunk_log2: u32) -> u32 {
     FOLD_NARROW_BYTES + shelf_bytes(1, threads) * chunk_log2
 }
 
-/// Stores the columns of dw that [`fold_narrow`] gave the threads of warp 0, each rounded once.
+/// Stores the columns of dw that [`fold_narrow`] gave the threads of warp 0, each rounded once, and
+/// once more to BF16. The values that dw holds join the sum first, if they are to.
 ///
 /// # Safety
-/// - `dw` is FP32 `[hidden]`; the block's column task is its index.
+/// - `out` is as [`WeightGradientOut`] says; the block's column task is its index.
 #[inline(always)]
-pub unsafe fn store_dw(dw: *mut f32, hidden: u32, root: Pair) {
+pub unsafe fn store_dw(out: &WeightGradientOut, hidden: u32, root: Pair) {
     let column = thread::block_idx_x() * WIDTH * LANE_ELEMENTS as u32 + narrow_column();
     if thread::thread_idx_x() < 32 && column < hidden {
-        // SAFETY: inside dw, and this thread alone writes it.
-        unsafe { global::store_f32(dw.add(column as usize), root.round()) };
+        let column = column as usize;
+        let mut root = root;
+        // SAFETY: inside dw, and this thread alone accesses the column.
+        unsafe {
+            if out.accumulate != 0 {
+                root = root.add_value(global::load_f32(out.dw.add(column)));
+            }
+            let dw = root.round();
+            if !out.dw.is_null() {
+                global::store_f32(out.dw.add(column), dw);
+            }
+            if !out.dw_bf16.is_null() {
+                global::store_u16(out.dw_bf16.add(column), bf16x2(dw, 0.0) as u16);
+            }
+        }
     }
 }

@@ -86,10 +86,11 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
             let row = row as u32;
             // SAFETY: the row is inside the buffers.
             unsafe {
-                words.dy = columns.load(row_start(p.dy, row, p.dy_stride));
-                words.x = columns.load(row_start(p.x, row, p.x_stride));
+                words.dy = columns.load(row_start::<true>(p.dy, row, p.dy_stride, p.groups));
+                words.x = columns.load(row_start::<true>(p.x, row, p.x_stride, p.groups));
                 if RESIDUAL {
-                    words.dh = columns.load(row_start(p.dh, row, p.dh_stride));
+                    let dh = row_start::<true>(p.dh, row, p.dh_stride, p.groups);
+                    words.dh = columns.load(dh);
                 }
                 words.rstd = global::load_f32(p.rstd.add(row as usize));
             }
@@ -167,12 +168,12 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         }
     }
 
-    /// Stores dx, from the finished dot product.
+    /// Stores dx where it is wanted, from the finished dot product.
     ///
     /// # Safety
     /// - `p.dx` holds row `row`, as [`Columns::store`] wants it.
     #[inline(always)]
-    pub unsafe fn store_dx<const RESIDUAL: bool>(
+    pub unsafe fn store_dx<const RESIDUAL: bool, const GROUPED: bool>(
         &self,
         p: &BackwardParams,
         columns: Columns<VECTORS>,
@@ -181,8 +182,9 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         dot: f32,
     ) {
         let k = projection(dot, p.hidden as f32, self.rstd);
-        let columns = columns.forget();
-        let out = row_start_mut(p.dx, row, p.dx_stride);
+        // Not a branch: the stores ask for the columns anyway.
+        let columns = columns.forget().below(p.dx_columns);
+        let out = row_start_mut::<GROUPED>(p.dx, row, p.dx_stride, p.groups);
         unroll::<VECTORS>(|v| {
             let (dy, x) = self.vector(v);
             let mut dx = input_gradient(&weighted(&dy, &w(v)), &x, self.rstd, k);

@@ -23,9 +23,21 @@ pub const fn column_tasks(hidden: u32) -> u32 {
     hidden.div_ceil(WIDTH * LANE_ELEMENTS as u32)
 }
 
+/// The column tasks of a launch: none where dw is not wanted.
+#[inline(always)]
+fn dw_tasks(p: &BackwardParams) -> u32 {
+    if p.dw.wanted() {
+        column_tasks(p.hidden)
+    } else {
+        0
+    }
+}
+
 /// Blocks 0 … [`column_tasks`] − 1 sum dw of 32 columns each; the others take a row of dx at a time.
+/// There are no column tasks where dw is not wanted; without further blocks there is no dx. Rows may
+/// come in groups.
 ///
-/// Contract: more than [`column_tasks`] blocks; blocks of whole warps, at most 16, with `VECTORS · 256`
+/// Contract: at least as many blocks as column tasks; blocks of whole warps, at most 16, with `VECTORS · 256`
 /// elements a warp covering H, and (threads / 4) · 2^run_log2 ≥ leaves; shared memory of
 /// [`super::reduce::shared_bytes`] and of [`crate::row_sum::SCRATCH_BYTES`], whichever is larger;
 /// 16-byte aligned bases, row strides and H multiples of 8.
@@ -35,7 +47,7 @@ pub const fn column_tasks(hidden: u32) -> u32 {
 /// - The launch keeps the contract.
 #[inline(always)]
 pub unsafe fn split<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &BackwardParams) {
-    let tasks = column_tasks(p.hidden);
+    let tasks = dw_tasks(p);
     // SAFETY: the branch is the block's, so its threads meet at the same barriers.
     unsafe {
         if thread::block_idx_x() < tasks {
@@ -46,14 +58,14 @@ pub unsafe fn split<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &B
         let mut sums = BlockSum::new(shared::base(), Group::block());
         let step = thread::grid_dim_x() - tasks;
         let mut row = u64::from(thread::block_idx_x() - tasks);
-        let kept = columns.load_weight::<W>(p.w);
+        let kept = columns.load_weight::<W>(p.w, p.weight_offset);
         let w = |v: usize| kept[v];
         while row < u64::from(p.rows) {
             let current = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row);
             let dot = sums.sum(current.dots(w));
             current
                 .forget()
-                .store_dx::<RESIDUAL>(p, columns, row as u32, w, dot);
+                .store_dx::<RESIDUAL, true>(p, columns, row as u32, w, dot);
             row += u64::from(step);
         }
     }
@@ -67,7 +79,7 @@ pub unsafe fn split<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &B
 /// - As [`split`].
 #[inline(always)]
 pub unsafe fn split_wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
-    let tasks = column_tasks(p.hidden);
+    let tasks = dw_tasks(p);
     // SAFETY: the branch is the block's, so its threads meet at the same barriers.
     unsafe {
         if thread::block_idx_x() < tasks {
@@ -99,7 +111,11 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &BackwardParams, row: u32
         let load = |tile: u32| {
             let columns = Columns::<1>::of_warp(tile, p.hidden);
             let words = RowWords::<1>::load::<RESIDUAL>(p, columns, u64::from(row));
-            (columns, words, columns.load_weight::<W>(p.w)[0])
+            (
+                columns,
+                words,
+                columns.load_weight::<W>(p.w, p.weight_offset)[0],
+            )
         };
         let mut tile = warp;
         while tile < tiles {
@@ -111,7 +127,7 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &BackwardParams, row: u32
         let mut tile = warp;
         while tile < tiles {
             let (columns, words, w) = load(tile);
-            words.store_dx::<RESIDUAL>(p, columns, row, |_| w, dot);
+            words.store_dx::<RESIDUAL, true>(p, columns, row, |_| w, dot);
             tile += warps;
         }
         // The tile sums are read until here; the next row writes them.
@@ -146,10 +162,14 @@ unsafe fn columns_of_dw(p: &BackwardParams) {
                 words[i] = unsafe {
                     (
                         global::load_stream_words4(
-                            row_start(p.dy, row, p.dy_stride).add(first).cast(),
+                            row_start::<true>(p.dy, row, p.dy_stride, p.groups)
+                                .add(first)
+                                .cast(),
                         ),
                         global::load_stream_words4(
-                            row_start(p.x, row, p.x_stride).add(first).cast(),
+                            row_start::<true>(p.x, row, p.x_stride, p.groups)
+                                .add(first)
+                                .cast(),
                         ),
                         global::load_f32(p.rstd.add(row as usize)),
                     )
@@ -181,6 +201,6 @@ unsafe fn columns_of_dw(p: &BackwardParams) {
     // SAFETY: every thread of the block is here; dw has H elements.
     unsafe {
         let root = fold_narrow(shared::base(), &node[0], chunk.positions);
-        store_dw(p.dw, p.hidden, root);
+        store_dw(&p.dw, p.hidden, root);
     }
 }

@@ -6,7 +6,7 @@ use crate::device::{shared, thread};
 use crate::params::BackwardParams;
 use crate::ring::{Ring, ring_bytes};
 use crate::row_sum::{BlockSum, Group, SCRATCH_BYTES};
-use crate::rows::{Columns, Weight, row_start};
+use crate::rows::{Columns, Weight, row_start, weight_lane};
 use crate::tree::{Shelf, shelf_bytes, store_node};
 
 /// Vectors of a thread.
@@ -45,7 +45,7 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
             return [0.0; 8];
         }
         // SAFETY: the vector is inside the weight.
-        unsafe { W::load(p.w, columns.column(v)) }
+        unsafe { weight_lane::<W>(p.w, p.weight_offset, columns.column(v)) }
     };
 
     let mut row = thread::block_idx_x() << p.leaf_log2;
@@ -54,7 +54,7 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
     unsafe {
         unroll::<VECTORS>(|v| node.put(thread, v, &EMPTY));
         while row < p.rows {
-            ring.fill(columns, sources, p.rstd, row, 1);
+            ring.fill::<false>(columns, sources, p.groups, p.rstd, row, 1);
             ring.wait();
             let current = RowWords::take(&ring, columns, 0);
             sums.publish([current.dots(w)]);
@@ -67,10 +67,10 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
             let mut words = RowWords::take(&ring, columns, 0);
             if RESIDUAL {
                 // The ring has no room for it; it travels while the block meets.
-                words.dh = columns.load(row_start(p.dh, row, p.dh_stride));
+                words.dh = columns.load(row_start::<false>(p.dh, row, p.dh_stride, p.groups));
             }
             let dot = sums.finish::<1, VECTORS>()[0];
-            words.store_dx::<RESIDUAL>(p, columns, row, w, dot);
+            words.store_dx::<RESIDUAL, false>(p, columns, row, w, dot);
 
             let leaf_ends = (row + 1) & leaf_mask == 0;
             if leaf_ends || row + 1 == p.rows {

@@ -287,6 +287,20 @@ pub mod global {
                 options(nostack, preserves_flags));
         }
     }
+
+    /// Stores one 16-bit value.
+    ///
+    /// # Safety
+    /// - `pointer` is 2-byte aligned writable global memory.
+    /// - No other thread accesses it without an ordering in between.
+    #[inline(always)]
+    pub unsafe fn store_u16(pointer: *mut u16, value: u16) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("st.global.b16 [{}], {};", in(reg64) pointer, in(reg16) value,
+                options(nostack, preserves_flags));
+        }
+    }
 }
 
 /// Correctly rounded FP32 operations, and BF16 conversion.

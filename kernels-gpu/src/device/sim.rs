@@ -223,6 +223,18 @@ pub mod global {
         // SAFETY: the caller's obligations.
         unsafe { global::store(pointer, value) }
     }
+
+    /// Stores one 16-bit value.
+    ///
+    /// # Safety
+    /// - `pointer` is 2-byte aligned writable global memory.
+    /// - No other thread accesses it without an ordering in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn store_u16(pointer: *mut u16, value: u16) {
+        // SAFETY: the caller's obligations.
+        unsafe { global::store(pointer, value) }
+    }
 }
 
 /// Correctly rounded FP32 operations, and BF16 conversion.
