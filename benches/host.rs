@@ -7,15 +7,17 @@
 mod null;
 
 use cake_rmsnorm::backend::Backend;
+use cake_rmsnorm::backend::null::Null;
+use cake_rmsnorm::plan::DeviceProperties;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use null::{Call, Null};
+use null::Call;
 
 /// One launch and two: the split backward, and a main kernel with its reduce.
 const HEIGHTS: [u64; 2] = [128, 16_384];
 const WIDTHS: [u64; 3] = [256, 4096, 16_384];
 
 fn calls(criterion: &mut Criterion) {
-    let null = Null::new();
+    let null = Null::new(DeviceProperties::H200);
     for (name, residual) in [("plain", false), ("residual", true)] {
         let mut forward = criterion.benchmark_group(format!("forward, {name}"));
         for call in shapes(residual) {
@@ -42,7 +44,7 @@ fn shapes(residual: bool) -> impl Iterator<Item = Call> {
 
 /// What `prepare` costs when everything is loaded.
 fn prepare(criterion: &mut Criterion) {
-    let null = Null::new();
+    let null = Null::new(DeviceProperties::H200);
     let call = Call::new(4096, 1, false);
     criterion.bench_function("prepare again", |bencher| {
         bencher.iter(|| null.prepare(&call.op, false));

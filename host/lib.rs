@@ -16,12 +16,14 @@ pub mod op;
 pub mod plan;
 pub mod ptx;
 pub mod reference;
+pub mod step;
 mod validate;
 pub mod view;
 
 pub use cake_rmsnorm_kernels as kernels;
 pub use error::{Argument, Error, Result};
 pub use op::{BackwardArgs, ForwardArgs, MAX_HIDDEN, MAX_ROWS, RmsNorm, RmsNormBuilder};
+pub use step::Step;
 pub use view::{Dtype, RowsView, VectorView, Workspace};
 
 /// The examples of README.md, as tests.

@@ -4,6 +4,8 @@
 mod bench;
 #[path = "cli/files.rs"]
 mod files;
+#[path = "cli/host.rs"]
+mod host;
 #[path = "cli/plans.rs"]
 mod plans;
 

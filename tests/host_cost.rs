@@ -4,7 +4,9 @@
 mod null;
 
 use cake_rmsnorm::backend::Backend;
-use null::{Call, Null};
+use cake_rmsnorm::backend::null::Null;
+use cake_rmsnorm::plan::DeviceProperties;
+use null::Call;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -69,7 +71,7 @@ fn allocations_are_counted() {
 
 #[test]
 fn a_call_allocates_nothing() {
-    let null = Null::new();
+    let null = Null::new(DeviceProperties::H200);
     for call in calls() {
         null.prepare(&call.op, call.residual)
             .expect("a null device");

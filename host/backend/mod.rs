@@ -4,6 +4,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod launcher;
+pub mod null;
 pub mod sim;
 
 pub use launcher::{Bound, Launcher};

@@ -91,6 +91,15 @@ pub enum CliError {
         /// Why not.
         detail: String,
     },
+    /// This program, run again by itself, failed.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[error("{command}: {detail}")]
+    Child {
+        /// Its arguments.
+        command: &'static str,
+        /// What it said.
+        detail: String,
+    },
     /// Standard output is broken (a closed pipe is not an error).
     #[error("standard output: {0}")]
     Stdout(#[source] io::Error),
@@ -128,6 +137,7 @@ impl CliError {
             CliError::Library(Cuda { .. } | Simulator(_))
                 | CliError::Memory { .. }
                 | CliError::Write { .. }
+                | CliError::Child { .. }
                 | CliError::Stdout(_)
         );
         !failed

@@ -1,6 +1,7 @@
 //! The command line: what it accepts, and what its exit status says.
 
 mod bench;
+mod bench_host;
 mod check;
 mod device;
 mod doctor;
@@ -32,6 +33,8 @@ enum Command {
     Check(check::Args),
     /// Time forward and backward beside a copy of as many bytes.
     Bench(bench::Args),
+    /// Time what operators cost on the host, and check calls in graphs and on two streams.
+    BenchHost(bench_host::Args),
     /// Print which kernels run for a shape, and how dw is summed.
     Routes(routes::Args),
     /// Look for what is missing on this machine, and say what to do about it.
@@ -69,6 +72,7 @@ pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Check(args) => check::run(&args, &mut out),
         Command::Bench(args) => bench::run(&args, &mut out).map(|()| true),
+        Command::BenchHost(args) => bench_host::run(&args, &mut out),
         Command::Routes(args) => routes::run(&args, &mut out).map(|()| true),
         Command::Doctor => doctor::run(&mut out).map(|()| true),
     };

@@ -1,50 +1,11 @@
-//! A backend that launches nothing, and calls for it: what a call costs without a driver.
+//! Calls for a backend that launches nothing: what a call costs without a driver.
 
-use cake_rmsnorm::backend::{Backend, Bound, Launcher};
+use cake_rmsnorm::backend::Backend;
+use cake_rmsnorm::backend::null::Null;
 use cake_rmsnorm::plan::DeviceProperties;
-use cake_rmsnorm::{
-    BackwardArgs, Dtype, ForwardArgs, Result, RmsNorm, RowsView, VectorView, Workspace,
-};
-use std::cell::Cell;
+use cake_rmsnorm::{BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
 use std::fmt;
 use std::hint::black_box;
-
-/// Plans as for an H200 and runs nothing.
-pub struct Null {
-    properties: DeviceProperties,
-    launches: Cell<usize>,
-}
-
-impl Null {
-    pub fn new() -> Self {
-        Self {
-            properties: DeviceProperties::H200,
-            launches: Cell::new(0),
-        }
-    }
-
-    /// What it was asked to run so far.
-    pub fn launches(&self) -> usize {
-        self.launches.get()
-    }
-}
-
-impl Launcher for Null {
-    fn properties(&self) -> &DeviceProperties {
-        &self.properties
-    }
-
-    unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
-        self.launches
-            .set(self.launches.get() + black_box(launches).len());
-        Ok(())
-    }
-
-    unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()> {
-        black_box((address, len));
-        Ok(())
-    }
-}
 
 /// An operator with arguments of the right shape, at addresses where nothing is.
 pub struct Call {

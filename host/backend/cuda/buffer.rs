@@ -66,7 +66,8 @@ impl DeviceBuffer {
             // SAFETY: both ranges hold `bytes` bytes.
             let result =
                 unsafe { sys::cuMemcpyHtoD_v2(self.address, source.as_ptr().cast(), bytes) };
-            check("cuMemcpyHtoD", result)
+            check("cuMemcpyHtoD", result)?;
+            completed()
         })
     }
 
@@ -87,7 +88,7 @@ impl DeviceBuffer {
                     unsafe { sys::cuMemcpyHtoD_v2(destination, pattern.as_ptr().cast(), bytes) };
                 check("cuMemcpyHtoD", result)?;
             }
-            Ok(())
+            completed()
         })
     }
 
@@ -108,6 +109,15 @@ impl DeviceBuffer {
             check("cuMemcpyDtoH", result)
         })
     }
+}
+
+/// Waits for copies to the device: of pageable memory they return when it was read, which is
+/// before a stream that does not wait for the default one may read the copy.
+fn completed() -> Result<()> {
+    // SAFETY: a context is current; null is its default stream.
+    check("cuStreamSynchronize", unsafe {
+        sys::cuStreamSynchronize(std::ptr::null_mut())
+    })
 }
 
 impl Drop for DeviceBuffer {

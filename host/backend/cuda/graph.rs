@@ -4,6 +4,8 @@ use super::Cuda;
 use super::device::Device;
 use super::driver::check;
 use crate::error::Result;
+use crate::op::RmsNorm;
+use crate::step::Step;
 use cust::sys;
 
 /// Operator calls as one CUDA graph: enqueued again with one driver call, whatever they launch.
@@ -46,6 +48,16 @@ impl Graph {
             instantiated
         })?;
         Ok(Self { device, executable })
+    }
+
+    /// The calls of a checkpointed step, with everything loaded that they need.
+    ///
+    /// # Errors
+    /// - As [`Graph::capture`], [`Step::prepare`] and [`Step::enqueue`].
+    pub fn of_step(cuda: &Cuda, op: &RmsNorm, step: &Step) -> Result<Self> {
+        step.prepare(op, cuda)?;
+        // SAFETY: nothing runs now; whoever launches the graph vouches for the memory.
+        Self::capture(cuda, || unsafe { step.enqueue(op, cuda) })
     }
 
     /// Enqueues the captured calls on the stream of `cuda`.

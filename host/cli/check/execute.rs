@@ -77,13 +77,82 @@ impl<'a> Execution<'a> {
         })
     }
 
+    /// Replaces the inputs by others of the same shapes, in the same memory, while nothing runs.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub fn replace_inputs(&mut self, inputs: &Inputs) -> Result<()> {
+        self.x.write(bytemuck::cast_slice(&inputs.x))?;
+        self.dy.write(bytemuck::cast_slice(&inputs.dy))?;
+        self.w.write(inputs.w.as_bytes())?;
+        let optional = [
+            (&mut self.residual, &inputs.residual),
+            (&mut self.dh, &inputs.dh),
+        ];
+        for (buffer, values) in optional {
+            if let (Some(buffer), Some(values)) = (buffer, values) {
+                buffer.write(bytemuck::cast_slice(values))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes every byte of outputs and workspace `poison`, while nothing runs.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub fn poison(&mut self, poison: u8) -> Result<()> {
+        let outputs = [&mut self.y, &mut self.rstd, &mut self.dx, &mut self.dw];
+        let outputs = outputs.into_iter().chain([&mut self.workspace]);
+        outputs
+            .chain(self.h.as_mut())
+            .try_for_each(|output| output.poison(poison))
+    }
+
     /// Runs the forward over outputs that hold `poison` in every byte.
     pub fn forward(&mut self, poison: u8) -> Result<Forward> {
         let outputs = [Some(&mut self.y), Some(&mut self.rstd), self.h.as_mut()];
         for output in outputs.into_iter().flatten() {
             output.poison(poison)?;
         }
-        let args = ForwardArgs {
+        let args = self.forward_args();
+        // SAFETY: every address is that of a live buffer of this device that holds the view; the
+        // buffers are borrowed for writing until the work has completed.
+        unsafe { self.device.backend().forward(&self.op, &args)? };
+        self.device.synchronize()?;
+        self.forward_outputs()
+    }
+
+    /// Runs the backward after [`Execution::forward`], over outputs and a workspace that hold
+    /// `poison` in every byte.
+    pub fn backward(&mut self, poison: u8) -> Result<Backward> {
+        for output in [&mut self.dx, &mut self.dw, &mut self.workspace] {
+            output.poison(poison)?;
+        }
+        let args = self.backward_args();
+        // SAFETY: as in `forward`.
+        unsafe { self.device.backend().backward(&self.op, &args)? };
+        self.device.synchronize()?;
+        self.backward_outputs()
+    }
+
+    /// What the last forward wrote, all of whose work has completed.
+    pub fn forward_outputs(&mut self) -> Result<Forward> {
+        Ok(Forward {
+            h: self.h.as_mut().map(Written::download).transpose()?,
+            y: self.y.download()?,
+            rstd: self.rstd.download()?,
+        })
+    }
+
+    /// What the last backward wrote, all of whose work has completed.
+    pub fn backward_outputs(&mut self) -> Result<Backward> {
+        self.workspace.look_behind()?;
+        Ok(Backward {
+            dx: self.dx.download()?,
+            dw: self.dw.download()?,
+        })
+    }
+
+    /// The forward's arguments.
+    pub fn forward_args(&self) -> ForwardArgs {
+        ForwardArgs {
             x: self.matrix(&*self.x),
             residual: self
                 .residual
@@ -93,26 +162,13 @@ impl<'a> Execution<'a> {
             h: self.h.as_ref().map(|h| self.matrix(&*h.buffer)),
             y: self.matrix(&*self.y.buffer),
             rstd: VectorView::f32(self.rstd.buffer.address(), self.rows),
-        };
-        // SAFETY: every address is that of a live buffer of this device that holds the view; the
-        // buffers are borrowed for writing until the work has completed.
-        unsafe { self.device.backend().forward(&self.op, &args)? };
-        self.device.synchronize()?;
-        Ok(Forward {
-            h: self.h.as_mut().map(Written::download).transpose()?,
-            y: self.y.download()?,
-            rstd: self.rstd.download()?,
-        })
+        }
     }
 
-    /// Runs the backward after [`Execution::forward`], over outputs and a workspace that hold
-    /// `poison` in every byte.
-    pub fn backward(&mut self, poison: u8) -> Result<Backward> {
-        for output in [&mut self.dx, &mut self.dw, &mut self.workspace] {
-            output.poison(poison)?;
-        }
+    /// The backward's arguments.
+    pub fn backward_args(&self) -> BackwardArgs {
         let x = self.h.as_ref().map_or(&*self.x, |h| &*h.buffer);
-        let args = BackwardArgs {
+        BackwardArgs {
             dy: self.matrix(&*self.dy),
             x: self.matrix(x),
             dh: self.dh.as_ref().map(|dh| self.matrix(&**dh)),
@@ -124,15 +180,7 @@ impl<'a> Execution<'a> {
                 address: self.workspace.buffer.address(),
                 bytes: self.workspace.bytes as u64,
             },
-        };
-        // SAFETY: as in `forward`.
-        unsafe { self.device.backend().backward(&self.op, &args)? };
-        self.device.synchronize()?;
-        self.workspace.look_behind()?;
-        Ok(Backward {
-            dx: self.dx.download()?,
-            dw: self.dw.download()?,
-        })
+        }
     }
 
     /// The outputs behind whose end something was written in a run so far.

@@ -1,7 +1,7 @@
 //! `check`: a forward and three backwards, every element against FP64, every bit against the
 //! golden implementation.
 
-mod execute;
+pub mod execute;
 mod report;
 mod source;
 mod verify;

@@ -23,6 +23,11 @@ impl CudaDevice {
         Ok(CudaDevice(Cuda::on_new_stream(first_gpu()?)?))
     }
 
+    /// The same GPU with another stream.
+    pub fn beside(&self) -> Result<Self> {
+        Ok(CudaDevice(Cuda::on_new_stream(self.0.device().clone())?))
+    }
+
     /// The backend.
     pub fn cuda(&self) -> &Cuda {
         &self.0

@@ -1,0 +1,186 @@
+//! Everything that needs a GPU.
+
+use super::calls::{self, Cost, SHAPES, TARGET_NS};
+use super::report::Report;
+use super::{Args, construction, streams};
+use crate::cli::check::execute::Execution;
+use crate::cli::device::Device;
+use crate::cli::device::cuda::CudaDevice;
+use crate::cli::error::{CliError, Result};
+use crate::cli::output::Output;
+use cake_rmsnorm::backend::{Backend, Bound, Launcher};
+use cake_rmsnorm::inputs::{Inputs, Spec};
+use cake_rmsnorm::plan::{DeviceProperties, Launch};
+use cake_rmsnorm::{Dtype, RmsNorm};
+use serde::Serialize;
+use std::cell::RefCell;
+
+/// Runs the measurements; whether every target is met.
+pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
+    if args.construct {
+        construction::construct(out)?;
+        return Ok(true);
+    }
+    let device = CudaDevice::on_new_stream()?;
+    let mut report = Report::new(device.name(), args.json);
+    if !args.json {
+        out.line(device.name())?;
+    }
+    calls::without_driver(*device.cuda().device().properties(), &mut report, out)?;
+    calls(&device, &mut report, out)?;
+    streams::graphs(&device, args.replays, &mut report, out)?;
+    streams::refused_captures(&device, &mut report, out)?;
+    streams::two_at_once(&device, &mut report, out)?;
+    construction::measure(&mut report, out)?;
+    report.finish(out)
+}
+
+/// Inputs of a shape.
+pub fn inputs(hidden: u64, rows: u64, residual: bool, seed: u64) -> Result<Inputs> {
+    let spec = Spec {
+        rows: rows as usize,
+        hidden: hidden as usize,
+        weight: Dtype::F32,
+        residual,
+        seed,
+    };
+    spec.generate().map_err(|_| CliError::Memory {
+        purpose: "inputs",
+        bytes: 10 * rows * hidden,
+    })
+}
+
+/// Calls and their launches alone.
+fn calls(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<()> {
+    #[derive(Serialize)]
+    struct Figures {
+        hidden: u64,
+        rows: u64,
+        residual: bool,
+        pass: &'static str,
+        launches: usize,
+        /// The whole call.
+        call: Cost,
+        /// What the driver takes of it.
+        driver: Cost,
+    }
+    let cuda = device.cuda();
+    let wait = || cuda.synchronize();
+    for residual in [false, true] {
+        for (hidden, rows) in SHAPES {
+            let op = RmsNorm::new(hidden, Dtype::F32, 1e-6)?;
+            let execution = Execution::new(device, op, &inputs(hidden, rows, residual, 0)?)?;
+            let (forward, backward) = (execution.forward_args(), execution.backward_args());
+            let launched = Recorded::new(*cuda.device().properties());
+            // SAFETY: nothing runs.
+            unsafe { launched.forward(&op, &forward)? };
+            let forward_launches = launched.take();
+            // SAFETY: as above.
+            unsafe { launched.backward(&op, &backward)? };
+            let backward_launches = launched.take();
+
+            // SAFETY: the arguments are those of live buffers of this device, which nobody else
+            // uses; `cost` waits for the work.
+            let forward = || unsafe { cuda.forward(&op, &forward) };
+            // SAFETY: as above.
+            let backward = || unsafe { cuda.backward(&op, &backward) };
+            let forward = calls::cost(forward, wait)?;
+            let backward = calls::cost(backward, wait)?;
+            let passes = [
+                ("forward", forward, forward_launches),
+                ("backward", backward, backward_launches),
+            ];
+            for (pass, call, launches) in passes {
+                let bound: Vec<Bound> = launches.iter().map(Parameters::bound).collect();
+                // SAFETY: the same launches with the same parameters as above.
+                let driver = calls::cost(|| unsafe { cuda.launch(&bound) }, wait)?;
+                let text = format!(
+                    "H={hidden} T={rows} {} {pass}: {:.0} ns (p90 {:.0}), of which the driver's {} \
+                     {:.0} ns (target {TARGET_NS} ns)",
+                    if residual { "residual" } else { "plain" },
+                    call.ns,
+                    call.ns_p90,
+                    if bound.len() == 1 {
+                        "launch"
+                    } else {
+                        "two launches"
+                    },
+                    driver.ns,
+                );
+                let figures = Figures {
+                    hidden,
+                    rows,
+                    residual,
+                    pass,
+                    launches: bound.len(),
+                    call,
+                    driver,
+                };
+                report.target(out, "calls", call.ns < TARGET_NS, text, figures)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A launch with a copy of its parameters.
+struct Parameters {
+    launch: Launch,
+    bytes: Vec<u64>,
+}
+
+impl Parameters {
+    fn bound(&self) -> Bound {
+        Bound {
+            launch: self.launch,
+            params: self.bytes.as_ptr().cast(),
+        }
+    }
+}
+
+/// Keeps what it is asked to launch.
+struct Recorded {
+    properties: DeviceProperties,
+    launches: RefCell<Vec<Parameters>>,
+}
+
+impl Recorded {
+    fn new(properties: DeviceProperties) -> Self {
+        Self {
+            properties,
+            launches: RefCell::default(),
+        }
+    }
+
+    fn take(&self) -> Vec<Parameters> {
+        self.launches.take()
+    }
+}
+
+impl Launcher for Recorded {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    unsafe fn launch(&self, launches: &[Bound]) -> cake_rmsnorm::Result<()> {
+        let copies = launches.iter().map(|bound| {
+            let len = bound.launch.kernel.param_bytes;
+            let mut bytes = vec![0u64; len.div_ceil(8)];
+            // SAFETY: the kernel's parameter struct has that many bytes, and the copy room.
+            unsafe {
+                let to = bytes.as_mut_ptr().cast::<u8>();
+                to.copy_from_nonoverlapping(bound.params, len);
+            }
+            Parameters {
+                launch: bound.launch,
+                bytes,
+            }
+        });
+        self.launches.borrow_mut().extend(copies);
+        Ok(())
+    }
+
+    unsafe fn zero_f32(&self, _: u64, _: u64) -> cake_rmsnorm::Result<()> {
+        Ok(())
+    }
+}
