@@ -5,6 +5,8 @@
 //! seed names the same tensors everywhere. Each row has its own ChaCha stream: rows are filled in
 //! parallel, and row t does not depend on T.
 
+pub mod pool;
+
 use crate::golden;
 use crate::view::Dtype;
 use half::{bf16, f16};
@@ -225,6 +227,7 @@ enum Tensor {
     Dh = 3,
     W = 4,
     Channels = 5,
+    Differences = 6,
 }
 
 fn stream(base: &ChaCha8Rng, tensor: Tensor, row: usize) -> ChaCha8Rng {

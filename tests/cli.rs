@@ -1,5 +1,7 @@
 //! The program `cake-rmsnorm`, run as a user runs it.
 
+#[path = "cli/accuracy.rs"]
+mod accuracy;
 #[path = "cli/bench.rs"]
 mod bench;
 #[path = "cli/files.rs"]

@@ -58,6 +58,29 @@ pub trait Buffer {
     /// Copies `pattern` to the buffer over and over, until it is full.
     fn fill(&mut self, pattern: &[u8]) -> Result<()>;
 
+    /// Writes blocks of `block` bytes from `pool` to the buffer, in this order, `total` bytes of
+    /// them: what is left of the last one is dropped.
+    fn write_blocks(
+        &mut self,
+        pool: &[u8],
+        block: usize,
+        order: &[u32],
+        total: usize,
+    ) -> Result<()> {
+        let mut bytes = Vec::new();
+        bytes
+            .try_reserve_exact(total)
+            .map_err(|_| CliError::Memory {
+                purpose: "inputs",
+                bytes: total as u64,
+            })?;
+        for &index in order {
+            let left = block.min(total - bytes.len());
+            bytes.extend_from_slice(&pool[index as usize * block..][..left]);
+        }
+        self.write(&bytes)
+    }
+
     /// Copies from the start of the buffer; at most its length.
     fn read(&self, bytes: &mut [u8]) -> Result<()>;
 

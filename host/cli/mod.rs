@@ -1,11 +1,13 @@
 //! The command line: what it accepts, and what its exit status says.
 
+mod accuracy;
 mod bench;
 mod bench_host;
 mod check;
 mod device;
 mod doctor;
 mod error;
+mod operands;
 mod output;
 mod progress;
 mod routes;
@@ -31,6 +33,8 @@ struct Cli {
 enum Command {
     /// Run a forward and a backward and check every output.
     Check(check::Args),
+    /// Compare dw of very many rows with exact sums, for many seeds.
+    Accuracy(accuracy::Args),
     /// Time forward and backward beside a copy of as many bytes.
     Bench(bench::Args),
     /// Time what operators cost on the host, and check calls in graphs and on two streams.
@@ -71,6 +75,7 @@ pub fn main() -> ExitCode {
     let mut out = Output::stdout();
     let result = match Cli::parse().command {
         Command::Check(args) => check::run(&args, &mut out),
+        Command::Accuracy(args) => accuracy::run(&args, &mut out),
         Command::Bench(args) => bench::run(&args, &mut out).map(|()| true),
         Command::BenchHost(args) => bench_host::run(&args, &mut out),
         Command::Routes(args) => routes::run(&args, &mut out).map(|()| true),

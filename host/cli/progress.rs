@@ -55,6 +55,11 @@ impl Progress {
         self.bar.inc(elements);
     }
 
+    /// Does `write`, which prints, while the bar is out of the way.
+    pub fn hidden<T>(&self, write: impl FnOnce() -> T) -> T {
+        self.bar.suspend(write)
+    }
+
     /// Removes the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();

@@ -3,20 +3,20 @@
 mod case;
 mod plot;
 mod record;
-mod tensors;
 mod timer;
 
 use super::WeightArg;
 use super::device::{Buffer, DeviceArg};
 use super::error::{CliError, Result};
+use super::operands::Operands;
 use super::output::{Output, columns, thousands};
 use super::progress::Progress;
+use cake_rmsnorm::inputs::Spec;
 use cake_rmsnorm::{Dtype, MAX_ROWS, RmsNorm};
 use case::{Case, Op, Repeats, Summary};
 use record::{Ceiling, Outcome, Run};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use tensors::Tensors;
 use timer::{Cache, Copy, Timer};
 
 /// Arguments of `bench`.
@@ -50,6 +50,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
+
+/// Rows that are made; more are copies of them. No kernel's time depends on the values.
+const MADE_ROWS: u64 = 4096;
 
 /// Rows where none are asked for.
 const GPU_ROWS: [u64; 8] = [1, 32, 128, 256, 1024, 4096, 16_384, 65_536];
@@ -146,13 +149,13 @@ impl<'a> Bench<'a> {
     /// Times every operation of an operator on every number of rows, the largest first: smaller
     /// ones use a part of the same memory.
     fn operator(&mut self, op: RmsNorm, rows: &[u64]) -> Result<()> {
-        let mut tensors = None;
+        let mut operands = None;
         for &t in rows.iter().rev() {
-            if tensors.is_none() {
+            if operands.is_none() {
                 self.progress
                     .stage(format!("making inputs: H {}, T {t}", op.hidden()));
-                match self.tensors(op, rows, t) {
-                    Ok(made) => tensors = Some(made),
+                match self.operands(op, rows, t) {
+                    Ok(made) => operands = Some(made),
                     Err(error) if error.is_out_of_memory() => {
                         for &operation in &self.args.op {
                             let case = self.case(operation, &op, t);
@@ -164,10 +167,10 @@ impl<'a> Bench<'a> {
                     Err(error) => return Err(error),
                 }
             }
-            if let Some(tensors) = &tensors {
+            if let Some(operands) = &operands {
                 for &operation in &self.args.op {
                     let case = self.case(operation, &op, t);
-                    self.time(case, tensors)?;
+                    self.time(case, operands)?;
                     self.progress.advance(1);
                 }
                 self.save()?;
@@ -187,7 +190,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Memory for `t` rows and every smaller number.
-    fn tensors(&self, op: RmsNorm, rows: &[u64], t: u64) -> Result<Tensors<'a>> {
+    fn operands(&self, op: RmsNorm, rows: &[u64], t: u64) -> Result<Operands> {
         let device = self.timer.device();
         let mut workspace = 0;
         for &rows in rows.iter().filter(|&&rows| rows <= t) {
@@ -195,10 +198,15 @@ impl<'a> Bench<'a> {
             let plan = op.backward_plan(rows, self.args.residual, properties)?;
             workspace = plan.workspace_bytes.max(workspace);
         }
-        Tensors::new(device, op, t, self.args.residual, workspace)
+        let mut operands = Operands::new(device, op, t, self.args.residual, workspace)?;
+        fill(&mut operands, op, t, self.args.residual)?;
+        // Backwards find what the forward leaves.
+        operands.forward(device.backend(), t)?;
+        device.synchronize()?;
+        Ok(operands)
     }
 
-    fn time(&mut self, case: Case, tensors: &Tensors<'_>) -> Result<()> {
+    fn time(&mut self, case: Case, operands: &Operands) -> Result<()> {
         let Case {
             op, rows, hidden, ..
         } = case;
@@ -215,7 +223,19 @@ impl<'a> Bench<'a> {
         };
         let timer = self.timer;
         self.run.timed(case, ceiling, |cache| {
-            let mut work = || tensors.enqueue(op, rows);
+            let backend = timer.device().backend();
+            let mut work = || {
+                if op != Op::Bwd {
+                    operands.forward(backend, rows)?;
+                }
+                if op == Op::Step {
+                    operands.forward(backend, rows)?;
+                }
+                if op != Op::Fwd {
+                    operands.backward(backend, rows)?;
+                }
+                Ok(())
+            };
             let samples = timer.samples(cache, repeats, &mut work)?;
             Ok(Summary::of(samples))
         })
@@ -240,6 +260,35 @@ impl<'a> Bench<'a> {
             None => Ok(()),
         }
     }
+}
+
+/// Makes inputs of at most [`MADE_ROWS`] rows and repeats them.
+fn fill(operands: &mut Operands, op: RmsNorm, rows: u64, residual: bool) -> Result<()> {
+    let made = rows.min(MADE_ROWS);
+    let spec = Spec {
+        rows: made as usize,
+        hidden: op.hidden() as usize,
+        weight: op.weight(),
+        residual,
+        seed: 0,
+    };
+    let inputs = spec.generate().map_err(|_| CliError::Memory {
+        purpose: "inputs",
+        bytes: made * op.hidden() * 2,
+    })?;
+    operands.x.fill(bytemuck::cast_slice(&inputs.x))?;
+    operands.dy.fill(bytemuck::cast_slice(&inputs.dy))?;
+    operands.w.write(inputs.w.as_bytes())?;
+    let optional = [
+        (&mut operands.residual, &inputs.residual),
+        (&mut operands.dh, &inputs.dh),
+    ];
+    for (buffer, values) in optional {
+        if let (Some(buffer), Some(values)) = (buffer, values) {
+            buffer.fill(bytemuck::cast_slice(values))?;
+        }
+    }
+    Ok(())
 }
 
 /// What a copy reads and writes.

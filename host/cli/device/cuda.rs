@@ -64,10 +64,11 @@ impl Device for CudaDevice {
     }
 
     fn alloc(&self, _: &'static str, bytes: usize) -> Result<Box<dyn Buffer>> {
-        Ok(Box::new(GpuMemory(DeviceBuffer::new(
-            self.0.device(),
-            bytes,
-        )?)))
+        let buffer = DeviceBuffer::new(self.0.device(), bytes)?;
+        Ok(Box::new(GpuMemory {
+            cuda: self.0.clone(),
+            buffer,
+        }))
     }
 
     fn backend(&self) -> &dyn Backend {
@@ -79,26 +80,57 @@ impl Device for CudaDevice {
     }
 }
 
-struct GpuMemory(DeviceBuffer);
+struct GpuMemory {
+    cuda: Cuda,
+    buffer: DeviceBuffer,
+}
 
 impl Buffer for GpuMemory {
     fn address(&self) -> u64 {
-        self.0.address()
+        self.buffer.address()
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        Ok(self.0.write(bytes)?)
+        Ok(self.buffer.write(bytes)?)
     }
 
     fn fill(&mut self, pattern: &[u8]) -> Result<()> {
-        Ok(self.0.fill(pattern)?)
+        Ok(self.buffer.fill(pattern)?)
+    }
+
+    /// The pool crosses the bus once; its blocks are copied on the device.
+    fn write_blocks(
+        &mut self,
+        pool: &[u8],
+        block: usize,
+        order: &[u32],
+        total: usize,
+    ) -> Result<()> {
+        let mut source = DeviceBuffer::new(self.cuda.device(), pool.len())?;
+        source.write(pool)?;
+        let total = total.min(self.buffer.len());
+        for (i, &index) in order.iter().enumerate() {
+            let start = i * block;
+            let bytes = block.min(total.saturating_sub(start));
+            let from = index as usize * block;
+            if bytes == 0 || from + bytes > pool.len() {
+                continue;
+            }
+            let (to, from) = (
+                self.buffer.address() + start as u64,
+                source.address() + from as u64,
+            );
+            // SAFETY: inside both buffers, which live until the copies are done, below.
+            unsafe { self.cuda.copy(to, from, bytes)? };
+        }
+        Ok(self.cuda.synchronize()?)
     }
 
     fn read(&self, bytes: &mut [u8]) -> Result<()> {
-        Ok(self.0.read(bytes)?)
+        Ok(self.buffer.read(bytes)?)
     }
 
     fn poison(&mut self, byte: u8) -> Result<()> {
-        Ok(self.0.write(&vec![byte; self.0.len()])?)
+        Ok(self.buffer.write(&vec![byte; self.buffer.len()])?)
     }
 }

@@ -1,0 +1,58 @@
+//! `accuracy`, on the CPU and under the simulator.
+
+use super::{program, refusal, stdout};
+use serde_json::Value;
+
+/// The lines of a run that must succeed.
+fn accuracy(arguments: &[&str]) -> Vec<Value> {
+    let output = program(&[&["accuracy", "--json"], arguments].concat());
+    let text = stdout(&output);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{arguments:?}: {text}{stderr}"
+    );
+    let lines = text.lines().map(serde_json::from_str);
+    lines.collect::<Result<_, _>>().expect("an object a line")
+}
+
+#[test]
+fn weight_gradients_of_every_kind_are_correctly_rounded() {
+    let shape = [
+        "--device", "cpu", "--rows", "8200", "--hidden", "8,64", "--seeds", "4",
+    ];
+    let cases = accuracy(&shape);
+    let key = |case: &Value| (case["inputs"].to_string(), case["hidden"].as_u64());
+    let mut keys: Vec<_> = cases.iter().map(key).collect();
+    keys.sort();
+    keys.dedup();
+    assert_eq!((cases.len(), keys.len()), (8, 8));
+    for case in cases {
+        assert_eq!(case["ok"], true, "{case}");
+        assert_eq!(case["repeat_bits"], true, "{case}");
+        assert_eq!(case["seeds"], 4, "{case}");
+        assert!(case["bound_share"].as_f64() <= Some(1.0), "{case}");
+        assert!(case["correctly_rounded"].as_f64() >= Some(0.9999), "{case}");
+    }
+}
+
+#[test]
+fn the_kernels_are_as_accurate() {
+    let shape = [
+        "--device", "sim", "--rows", "130", "--hidden", "72", "--seeds", "1",
+    ];
+    for case in accuracy(&[&shape[..], &["--inputs", "cancelling,heavy"]].concat()) {
+        assert_eq!(case["ok"], true, "{case}");
+        assert_eq!(case["device"], "sim");
+    }
+}
+
+#[test]
+fn what_has_no_weight_gradient_is_refused() {
+    let found = refusal(&["accuracy", "--rows", "0"]);
+    assert!(found.contains("dw of 0 rows is 0"), "{found}");
+    let found = refusal(&["accuracy", "--hidden", "12"]);
+    assert!(found.contains("hidden size 12"), "{found}");
+    assert!(refusal(&["accuracy", "--seeds", "0"]).contains("--seeds"));
+}
