@@ -83,34 +83,41 @@ impl Kernels {
     /// 50 to 150 ms a kernel.
     pub fn load(&self, device: &Device, kernels: &[&'static Kernel], threads: usize) -> Result<()> {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        let missing: Vec<&'static Kernel> = kernels
-            .iter()
-            .copied()
-            .filter(|kernel| self.loaded(kernel).is_err())
-            .collect();
-        let next = AtomicUsize::new(0);
-        let work = || {
-            device.with_context(|| {
-                while let Some(kernel) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let loaded = load(device, kernel)?;
-                    if let Some(slot) = self.slot(kernel) {
-                        let _ = slot.set(loaded);
+        let is_missing = |kernel: &&'static Kernel| self.loaded(kernel).is_err();
+        let missing: Vec<_> = kernels.iter().copied().filter(is_missing).collect();
+        let threads = threads.min(missing.len());
+        if threads > 1 {
+            let next = AtomicUsize::new(0);
+            let work = || {
+                device.with_context(|| {
+                    while let Some(kernel) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        self.load_one(device, kernel)?;
                     }
-                }
-                Ok(())
-            })
-        };
-        match threads.min(missing.len()) {
-            0 => Ok(()),
-            1 => work(),
-            threads => std::thread::scope(|scope| {
-                let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-                workers.into_iter().try_for_each(|worker| {
-                    let panicked = |_| unreachable!("nothing panics while kernels are loaded");
-                    worker.join().unwrap_or_else(panicked)
+                    Ok(())
                 })
-            }),
+            };
+            std::thread::scope(|scope| {
+                let worker = || std::thread::Builder::new().spawn_scoped(scope, work);
+                let workers: Vec<_> = (0..threads).filter_map(|_| worker().ok()).collect();
+                for worker in workers {
+                    // Threads that could not start, and drivers that cannot start their compiler
+                    // on several threads at once, leave kernels for the loop below.
+                    let _ = worker.join();
+                }
+            });
         }
+        device.with_context(|| {
+            let mut missing = missing.into_iter().filter(is_missing);
+            missing.try_for_each(|kernel| self.load_one(device, kernel))
+        })
+    }
+
+    fn load_one(&self, device: &Device, kernel: &'static Kernel) -> Result<()> {
+        let loaded = load(device, kernel)?;
+        if let Some(slot) = self.slot(kernel) {
+            let _ = slot.set(loaded);
+        }
+        Ok(())
     }
 
     /// Unloads every module.
