@@ -1,15 +1,15 @@
 //! Everything that needs a GPU.
 
 use super::calls::{self, Cost, SHAPES, TARGET_NS};
+use super::expected::inputs;
 use super::report::Report;
 use super::{Args, construction, streams};
 use crate::cli::check::execute::Execution;
 use crate::cli::device::Device;
 use crate::cli::device::cuda::CudaDevice;
-use crate::cli::error::{CliError, Result};
+use crate::cli::error::Result;
 use crate::cli::output::Output;
 use cake_rmsnorm::backend::{Backend, Bound, Launcher};
-use cake_rmsnorm::inputs::{Inputs, Spec};
 use cake_rmsnorm::plan::{DeviceProperties, Launch};
 use cake_rmsnorm::{Dtype, RmsNorm};
 use serde::Serialize;
@@ -33,21 +33,6 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
     streams::two_at_once(&device, &mut report, out)?;
     construction::measure(&mut report, out)?;
     report.finish(out)
-}
-
-/// Inputs of a shape.
-pub fn inputs(hidden: u64, rows: u64, residual: bool, seed: u64) -> Result<Inputs> {
-    let spec = Spec {
-        rows: rows as usize,
-        hidden: hidden as usize,
-        weight: Dtype::F32,
-        residual,
-        seed,
-    };
-    spec.generate().map_err(|_| CliError::Memory {
-        purpose: "inputs",
-        bytes: 10 * rows * hidden,
-    })
 }
 
 /// Calls and their launches alone.

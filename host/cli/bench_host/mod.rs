@@ -4,6 +4,8 @@
 mod calls;
 #[cfg(feature = "cuda")]
 mod construction;
+#[cfg(any(feature = "cuda", test))]
+mod expected;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod report;

@@ -1,6 +1,6 @@
 //! Captured graphs, and two streams at once: every output's bits against golden.
 
-use super::gpu::inputs;
+use super::expected::{POISON, SETS, sets, step};
 use super::report::Report;
 use crate::cli::check::execute::Execution;
 use crate::cli::device::Device;
@@ -9,10 +9,7 @@ use crate::cli::error::Result;
 use crate::cli::output::Output;
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::cuda::{Cuda, Graph};
-use cake_rmsnorm::golden::{Backward, Forward, backward_slices, forward_slices};
-use cake_rmsnorm::inputs::Inputs;
-use cake_rmsnorm::{Dtype, Error, RmsNorm, Step};
-use half::bf16;
+use cake_rmsnorm::{Dtype, Error, RmsNorm};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -23,66 +20,6 @@ const SHAPES: [(u64, u64, bool); 4] = [
     (512, 600, true),
     (1536, 520, true),
 ];
-/// Different inputs that replays take in turns.
-const SETS: u64 = 4;
-/// NaN, as BF16 and as FP32.
-const POISON: u8 = 0xff;
-
-/// The right outputs of inputs.
-struct Golden {
-    forward: Forward,
-    backward: Backward,
-}
-
-impl Golden {
-    fn of(op: &RmsNorm, inputs: &Inputs) -> Result<Self> {
-        let w = inputs.w.as_golden();
-        let forward = forward_slices(op, &inputs.x, inputs.residual.as_deref(), w)?;
-        let x = forward.h.as_deref().unwrap_or(&inputs.x);
-        let dh = inputs.dh.as_deref();
-        let backward = backward_slices(op, &inputs.dy, x, dh, w, &forward.rstd)?;
-        Ok(Self { forward, backward })
-    }
-
-    /// Whether the outputs have these bits.
-    fn is(&self, execution: &mut Execution<'_>) -> Result<bool> {
-        let forward = execution.forward_outputs()?;
-        let backward = execution.backward_outputs()?;
-        let bits = |values: &[bf16]| bytemuck::cast_slice::<_, u8>(values).to_vec();
-        let (golden_forward, golden_backward) = (&self.forward, &self.backward);
-        Ok(
-            forward.h.as_deref().map(bits) == golden_forward.h.as_deref().map(bits)
-                && bits(&forward.y) == bits(&golden_forward.y)
-                && bytemuck::cast_slice::<_, u8>(&forward.rstd)
-                    == bytemuck::cast_slice::<_, u8>(&golden_forward.rstd)
-                && bits(&backward.dx) == bits(&golden_backward.dx)
-                && bytemuck::cast_slice::<_, u8>(&backward.dw)
-                    == bytemuck::cast_slice::<_, u8>(&golden_backward.dw)
-                && execution.overrun().is_empty(),
-        )
-    }
-}
-
-/// Inputs of a shape with their right outputs.
-fn sets(op: &RmsNorm, rows: u64, residual: bool, seed: u64) -> Result<Vec<(Inputs, Golden)>> {
-    (seed..seed + SETS)
-        .map(|seed| {
-            let inputs = inputs(op.hidden(), rows, residual, seed)?;
-            let golden = Golden::of(op, &inputs)?;
-            Ok((inputs, golden))
-        })
-        .collect()
-}
-
-/// The checkpointed step of an execution.
-fn step(execution: &Execution<'_>) -> Step {
-    Step {
-        forward: execution.forward_args(),
-        recomputed: execution.forward_args(),
-        backward: execution.backward_args(),
-    }
-}
-
 /// A captured step, replayed over changing inputs. Nothing of the operator ran before.
 pub fn graphs(
     device: &CudaDevice,

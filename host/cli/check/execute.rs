@@ -78,7 +78,7 @@ impl<'a> Execution<'a> {
     }
 
     /// Replaces the inputs by others of the same shapes, in the same memory, while nothing runs.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "cuda", test)), allow(dead_code))]
     pub fn replace_inputs(&mut self, inputs: &Inputs) -> Result<()> {
         self.x.write(bytemuck::cast_slice(&inputs.x))?;
         self.dy.write(bytemuck::cast_slice(&inputs.dy))?;
@@ -96,7 +96,7 @@ impl<'a> Execution<'a> {
     }
 
     /// Makes every byte of outputs and workspace `poison`, while nothing runs.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "cuda", test)), allow(dead_code))]
     pub fn poison(&mut self, poison: u8) -> Result<()> {
         let outputs = [&mut self.y, &mut self.rstd, &mut self.dx, &mut self.dw];
         let outputs = outputs.into_iter().chain([&mut self.workspace]);
