@@ -108,6 +108,9 @@ mod tests {
                 }
             }
             execution.write_behind_y();
+            let step = step(&execution);
+            // SAFETY: as above.
+            unsafe { step.enqueue(&op, HostDevice.backend()) }.expect("a step");
             let (_, last) = &sets[sets.len() - 1];
             assert!(!last.is(&mut execution).expect("host memory"), "overrun");
         }
