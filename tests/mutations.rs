@@ -7,12 +7,13 @@
 #[allow(dead_code)]
 mod common;
 
-use cake_rmsnorm::backend::{Bound, Launcher};
+use cake_rmsnorm::Dtype;
+use cake_rmsnorm::backend::sim::Sim;
+use cake_rmsnorm::backend::{Backend, Bound, Launcher};
 use cake_rmsnorm::plan::DeviceProperties;
-use cake_rmsnorm::{Dtype, Error};
 use cake_rmsnorm_kernels::contract::Program;
 use cake_rmsnorm_kernels::params::{BackwardParams, ForwardParams};
-use cake_rmsnorm_simt::{Action, Buffer, Launch, Memory, Mutation, Simulator, Synchronisation};
+use cake_rmsnorm_simt::{Action, Mutation, Schedule, Synchronisation};
 use common::Case;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -92,48 +93,26 @@ impl Mutation for Change {
     }
 }
 
-/// A simulated device whose kernels are changed.
-struct Device {
-    memory: Arc<Mutex<Memory>>,
-    properties: DeviceProperties,
-    seed: u64,
-    change: Change,
-}
+/// A simulated device whose kernels take x to be packed.
+struct Packed(Sim);
 
-impl Launcher for Device {
+impl Launcher for Packed {
     fn properties(&self) -> &DeviceProperties {
-        &self.properties
+        Backend::properties(&self.0)
     }
 
     unsafe fn launch(&self, launches: &[Bound]) -> cake_rmsnorm::Result<()> {
-        let packed = matches!(self.change, Change::Make(Mutant::OtherStride));
-        let params: Vec<Vec<u64>> = launches
-            .iter()
-            .map(|bound| copy_params(bound, packed))
-            .collect();
-        let bodies: Vec<_> = launches
+        let params: Vec<Vec<u64>> = launches.iter().map(packed_params).collect();
+        let launches: Vec<Bound> = launches
             .iter()
             .zip(&params)
-            .map(|(bound, params)| {
-                let run = bound.launch.kernel.run;
-                // SAFETY: the parameter struct outlives the run; what else is wrong is the point.
-                move || unsafe { run(params.as_ptr().cast()) }
+            .map(|(bound, params)| Bound {
+                launch: bound.launch,
+                params: params.as_ptr().cast(),
             })
             .collect();
-        let launches: Vec<_> = launches
-            .iter()
-            .zip(&bodies)
-            .map(|(Bound { launch, .. }, body)| {
-                Launch::new(launch.kernel.name, launch.grid, launch.block, body)
-                    .shared_bytes(launch.shared_bytes)
-                    .dependent(launch.dependent)
-            })
-            .collect();
-        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        let simulator = Simulator::new().seed(self.seed).mutation(&self.change);
-        let run = simulator.run(&mut memory, &launches);
-        run.map(|_| ())
-            .map_err(|fault| Error::Simulator(fault.kind.to_string()))
+        // SAFETY: the parameter structs outlive the run; what else is wrong is the point.
+        unsafe { self.0.launch(&launches) }
     }
 
     unsafe fn zero_f32(&self, _: u64, _: u64) -> cake_rmsnorm::Result<()> {
@@ -141,88 +120,59 @@ impl Launcher for Device {
     }
 }
 
-/// The kernel's parameters, perhaps with x taken to be packed.
-fn copy_params(bound: &Bound, packed: bool) -> Vec<u64> {
+/// The kernel's parameters, with x taken to be packed.
+fn packed_params(bound: &Bound) -> Vec<u64> {
     let bytes = bound.launch.kernel.param_bytes;
     let mut copy = vec![0u64; bytes.div_ceil(8)];
+    let start = copy.as_mut_ptr();
     // SAFETY: the parameter struct has that size and is read only.
-    unsafe {
-        copy.as_mut_ptr()
-            .cast::<u8>()
-            .copy_from(bound.params, bytes)
-    };
-    if packed {
-        let start = copy.as_mut_ptr();
-        match bound.launch.kernel.program {
-            Program::Reduce => {}
-            Program::ForwardWarp { .. }
-            | Program::ForwardBlock { .. }
-            | Program::ForwardRing { .. }
-            | Program::ForwardWide => {
-                // SAFETY: the kernel's parameter struct.
-                let params = unsafe { &mut *start.cast::<ForwardParams>() };
-                params.x_stride.row = i64::from(params.hidden);
-            }
-            _ => {
-                // SAFETY: the kernel's parameter struct.
-                let params = unsafe { &mut *start.cast::<BackwardParams>() };
-                params.x_stride.row = i64::from(params.hidden);
-            }
+    unsafe { start.cast::<u8>().copy_from(bound.params, bytes) };
+    match bound.launch.kernel.program {
+        Program::Reduce => {}
+        Program::ForwardWarp { .. }
+        | Program::ForwardBlock { .. }
+        | Program::ForwardRing { .. }
+        | Program::ForwardWide => {
+            // SAFETY: the kernel's parameter struct.
+            let params = unsafe { &mut *start.cast::<ForwardParams>() };
+            params.x_stride.row = i64::from(params.hidden);
+        }
+        _ => {
+            // SAFETY: the kernel's parameter struct.
+            let params = unsafe { &mut *start.cast::<BackwardParams>() };
+            params.x_stride.row = i64::from(params.hidden);
         }
     }
     copy
 }
 
-struct DeviceMemory(Arc<Mutex<Memory>>, Buffer);
-
-impl common::Memory for DeviceMemory {
-    fn address(&self) -> u64 {
-        self.1.ptr::<u8>().addr() as u64
-    }
-
-    fn write(&self, bytes: &[u8]) {
-        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.write(self.1, bytes).expect("the values fit");
-    }
-
-    fn read(&self) -> Vec<u8> {
-        let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.read(self.1).expect("the buffer is known")
-    }
-}
-
 /// Runs a case on a changed device: what it wrote, or what the simulator said.
-fn run(case: &Case, seed: u64, change: Change) -> (Result<common::Outputs, String>, Change) {
-    let memory = Arc::new(Mutex::new(Memory::new()));
-    let properties = DeviceProperties::H200.with_sm_count(1);
-    let device = Device {
-        memory: Arc::clone(&memory),
-        properties,
-        seed,
-        change,
-    };
-    let alloc = |name: &str, bytes: usize| -> Box<dyn common::Memory> {
-        let buffer = memory
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .alloc(name, bytes);
-        Box::new(DeviceMemory(Arc::clone(&memory), buffer))
-    };
-    let result = catch_unwind(AssertUnwindSafe(|| case.run(&device, &alloc)));
-    let message = |payload: Box<dyn std::any::Any + Send>| {
-        payload
-            .downcast_ref::<String>()
-            .cloned()
-            .unwrap_or_else(|| "a panic".to_string())
-    };
-    (result.map_err(message), device.change)
+fn run(case: &Case, seed: u64, change: Arc<Change>) -> Result<common::Outputs, String> {
+    let packed = matches!(*change, Change::Make(Mutant::OtherStride));
+    let sim = Sim::new()
+        .with_sm_count(1)
+        .with_schedule(Schedule::from_seed(seed))
+        .with_mutation(change);
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        if packed {
+            case.run(&Packed(sim.clone()), &|name, bytes| {
+                Box::new(sim.alloc(name, bytes))
+            })
+        } else {
+            case.simulated(&sim)
+        }
+    }));
+    result.map_err(|payload| {
+        let message = payload.downcast_ref::<String>();
+        message.cloned().unwrap_or_else(|| "a panic".to_string())
+    })
 }
 
 /// How a mutant is noticed, if it is: the fault's first words, or the bits.
 fn noticed(case: &Case, golden: &common::Outputs, mutant: &Mutant) -> Option<String> {
     // The plain schedule, then others.
     [0, 3, 5, 9, 12].into_iter().find_map(|seed| {
-        match run(case, seed, Change::Make(mutant.clone())).0 {
+        match run(case, seed, Arc::new(Change::Make(mutant.clone()))) {
             Ok(outputs) if outputs == *golden => None,
             Ok(_) => Some("other bits".to_string()),
             Err(message) => Some(message),
@@ -247,15 +197,16 @@ const CASES: &[(u64, u64, bool)] = &[
 
 /// Every mutant of the kernels that a case runs.
 fn mutants(case: &Case, golden: &common::Outputs, what: &str) -> BTreeSet<Mutant> {
-    let (outputs, change) = run(case, 0, Change::Record(Mutex::default()));
+    let change = Arc::new(Change::Record(Mutex::default()));
+    let outputs = run(case, 0, Arc::clone(&change));
     assert!(
         outputs.as_ref() == Ok(golden),
         "{what}: wrong without any mutation"
     );
-    let Change::Record(found) = change else {
-        unreachable!("the change comes back")
+    let Change::Record(found) = &*change else {
+        unreachable!("the change above")
     };
-    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut found = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
     found.insert(Mutant::OtherStride);
     found
 }

@@ -4,7 +4,7 @@
 use super::launcher::{Bound, Launcher};
 use crate::error::{Error, Result};
 use crate::plan::DeviceProperties;
-use cake_rmsnorm_simt::{Buffer, Checks, Launch, Memory, Progress, Schedule, Simulator};
+use cake_rmsnorm_simt::{Buffer, Checks, Launch, Memory, Mutation, Progress, Schedule, Simulator};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Called after every block.
@@ -18,7 +18,9 @@ pub struct Sim {
     memory: Arc<Mutex<Memory>>,
     schedule: Schedule,
     checks: Checks,
+    workers: Option<usize>,
     on_block: Option<Arc<BlockHook>>,
+    mutation: Option<Arc<dyn Mutation + Send>>,
 }
 
 impl std::fmt::Debug for Sim {
@@ -46,7 +48,9 @@ impl Sim {
             memory: Arc::new(Mutex::new(Memory::new())),
             schedule: Schedule::PLAIN,
             checks: Checks::All,
+            workers: None,
             on_block: None,
+            mutation: None,
         }
     }
 
@@ -77,11 +81,29 @@ impl Sim {
         Self { checks, ..self }
     }
 
+    /// Runs blocks on `workers` OS threads instead of one for each core. Changes no bit.
+    #[must_use]
+    pub fn with_workers(self, workers: usize) -> Self {
+        Self {
+            workers: Some(workers),
+            ..self
+        }
+    }
+
     /// Calls `hook` after every block.
     #[must_use]
     pub fn on_block(self, hook: impl Fn(Progress<'_>) + Send + Sync + 'static) -> Self {
         Self {
             on_block: Some(Arc::new(hook)),
+            ..self
+        }
+    }
+
+    /// Puts faults into the kernels, to see whether checks or bits notice them.
+    #[must_use]
+    pub fn with_mutation(self, mutation: Arc<dyn Mutation + Send>) -> Self {
+        Self {
+            mutation: Some(mutation),
             ..self
         }
     }
@@ -125,8 +147,14 @@ impl Launcher for Sim {
             })
             .collect();
         let mut simulator = Simulator::new().schedule(self.schedule).checks(self.checks);
+        if let Some(workers) = self.workers {
+            simulator = simulator.workers(workers);
+        }
         if let Some(hook) = &self.on_block {
             simulator = simulator.on_block(&**hook);
+        }
+        if let Some(mutation) = &self.mutation {
+            simulator = simulator.mutation(&**mutation);
         }
         let run = simulator.run(&mut self.memory(), &launches);
         run.map(|_| ())

@@ -12,7 +12,6 @@
 //! - [`forward`] and [`backward`] work on the addresses of an operator's arguments, as a
 //!   [`Backend`](crate::backend::Backend) does.
 
-mod instructions;
 mod memory;
 mod row;
 mod slices;
@@ -24,8 +23,8 @@ pub use slices::{Backward, Forward, Weight, backward_slices, forward_slices};
 
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
 use crate::view::{Dtype, VectorView};
+use cake_rmsnorm_kernels::instructions::Instructions;
 use half::{bf16, f16};
-use instructions::Instructions;
 use memory::{Elements, ElementsMut, Rows, RowsMut};
 use rayon::prelude::*;
 use row::RowWeight;

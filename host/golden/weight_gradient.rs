@@ -1,9 +1,9 @@
 //! The weight gradient: leaves of rows, summed in an aligned binary tree.
 
 use super::TASK_ELEMENTS;
-use super::instructions::Instructions;
 use super::row::Scaled;
 use cake_rmsnorm_kernels::arith::{Pair, widen_low};
+use cake_rmsnorm_kernels::instructions::Instructions;
 use cake_rmsnorm_kernels::leaf;
 use std::ops::Range;
 

@@ -17,10 +17,23 @@ pub const CANONICAL_NAN: u32 = 0x7fff_ffff;
 /// Eight values of one lane.
 pub type Lane = [f32; LANE_ELEMENTS];
 
-/// Calls `body(0)` … `body(N - 1)`, unrolled in the source: an array indexed in `body` stays in
-/// registers whatever the compiler thinks of the loop. `N` is at most 8.
+/// `unroll!(N, |i| …)` calls the closure with 0 … N − 1, unrolled in the source: an array indexed
+/// by `i` stays in registers whatever the compiler thinks of the loop. `N` is at most 8.
+macro_rules! unroll {
+    ($count:tt, |$index:pat_param| $body:expr) => {
+        $crate::arith::unrolled::<$count>(
+            // A closure that stays a function is compiled for the lowest instruction set, and
+            // called; on the device none stays.
+            #[cfg_attr(not(target_arch = "nvptx64"), inline(always))]
+            |$index| $body,
+        )
+    };
+}
+pub(crate) use unroll;
+
+/// What [`unroll!`] expands to.
 #[inline(always)]
-pub fn unroll<const N: usize>(mut body: impl FnMut(usize)) {
+pub(crate) fn unrolled<const N: usize>(mut body: impl FnMut(usize)) {
     const { assert!(N <= 8, "unroll holds at most 8 steps") };
     if N > 0 {
         body(0);
@@ -101,7 +114,7 @@ pub fn narrow(lane: &Lane) -> Words4 {
 pub fn add_residual(x: Words4, residual: Words4) -> Words4 {
     let (x, residual) = (widen(x), widen(residual));
     let mut sum = [0.0; LANE_ELEMENTS];
-    unroll::<LANE_ELEMENTS>(|i| sum[i] = x[i] + residual[i]);
+    unroll!(LANE_ELEMENTS, |i| sum[i] = x[i] + residual[i]);
     narrow(&sum)
 }
 
@@ -109,7 +122,7 @@ pub fn add_residual(x: Words4, residual: Words4) -> Words4 {
 #[inline(always)]
 pub fn lane_dot(a: &Lane, b: &Lane) -> f32 {
     let mut v = 0.0;
-    unroll::<LANE_ELEMENTS>(|i| v = fma(a[i], b[i], v));
+    unroll!(LANE_ELEMENTS, |i| v = fma(a[i], b[i], v));
     v
 }
 
@@ -150,7 +163,7 @@ impl RowScale {
     #[inline(always)]
     pub fn apply(self, lane: &Lane) -> Lane {
         let mut scaled = [0.0; LANE_ELEMENTS];
-        unroll::<LANE_ELEMENTS>(|i| scaled[i] = lane[i] * self.scale);
+        unroll!(LANE_ELEMENTS, |i| scaled[i] = lane[i] * self.scale);
         scaled
     }
 
@@ -194,7 +207,7 @@ pub fn rescued_rstd(sum_of_squares: f32, hidden: f32, eps: f32, row: RowScale) -
 #[inline(always)]
 pub fn normalise(h: &Lane, rstd: f32, w: &Lane) -> Lane {
     let mut y = [0.0; LANE_ELEMENTS];
-    unroll::<LANE_ELEMENTS>(|i| y[i] = (h[i] * rstd) * w[i]);
+    unroll!(LANE_ELEMENTS, |i| y[i] = (h[i] * rstd) * w[i]);
     y
 }
 
@@ -214,7 +227,7 @@ pub fn backward_scale(rstd: f32) -> Option<RowScale> {
 #[inline(always)]
 pub fn weighted(dy: &Lane, w: &Lane) -> Lane {
     let mut a = [0.0; LANE_ELEMENTS];
-    unroll::<LANE_ELEMENTS>(|i| a[i] = dy[i] * w[i]);
+    unroll!(LANE_ELEMENTS, |i| a[i] = dy[i] * w[i]);
     a
 }
 
@@ -228,7 +241,7 @@ pub fn projection(dot: f32, hidden: f32, rstd: f32) -> f32 {
 #[inline(always)]
 pub fn input_gradient(a: &Lane, x: &Lane, rstd: f32, k: f32) -> Lane {
     let mut dx = [0.0; LANE_ELEMENTS];
-    unroll::<LANE_ELEMENTS>(|i| dx[i] = fma(-k, x[i], rstd * a[i]));
+    unroll!(LANE_ELEMENTS, |i| dx[i] = fma(-k, x[i], rstd * a[i]));
     dx
 }
 
@@ -315,13 +328,14 @@ pub type LanePairs = [Pair; LANE_ELEMENTS];
 /// One row's contribution to the weight gradient of eight columns: dy·x is exact in FP32.
 #[inline(always)]
 pub fn accumulate(pairs: &mut LanePairs, dy: &Lane, x: &Lane, rstd: f32) {
-    unroll::<LANE_ELEMENTS>(|i| pairs[i] = pairs[i].add_product(dy[i] * x[i], rstd));
+    unroll!(LANE_ELEMENTS, |i| pairs[i] =
+        pairs[i].add_product(dy[i] * x[i], rstd));
 }
 
 /// Combines eight columns of two neighbouring nodes.
 #[inline(always)]
 pub fn combine(left: &LanePairs, right: &LanePairs) -> LanePairs {
     let mut node = [Pair::ZERO; LANE_ELEMENTS];
-    unroll::<LANE_ELEMENTS>(|i| node[i] = left[i].combine(right[i]));
+    unroll!(LANE_ELEMENTS, |i| node[i] = left[i].combine(right[i]));
     node
 }

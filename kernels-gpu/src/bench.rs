@@ -32,13 +32,13 @@ pub unsafe fn copy(p: &CopyParams) {
     let first = thread::block_idx_x() * copied_words(threads) + thread::thread_idx_x();
     let index = |i: usize| first + i as u32 * threads;
     let mut words = [NO_WORDS; BATCH];
-    unroll::<BATCH>(|i| {
+    unroll!(BATCH, |i| {
         if index(i) < p.words {
             // SAFETY: inside the buffer, which nobody writes.
             words[i] = unsafe { global::load_stream_words4(p.from.add(index(i) as usize)) };
         }
     });
-    unroll::<BATCH>(|i| {
+    unroll!(BATCH, |i| {
         if index(i) < p.words {
             // SAFETY: inside the buffer; no other thread has this word.
             unsafe { global::store_stream_words4(p.to.add(index(i) as usize), words[i]) }
@@ -62,14 +62,14 @@ pub unsafe fn flush(p: &FlushParams) {
     let mut any = 0;
     while first < p.words {
         let mut words = [NO_WORDS; BATCH];
-        unroll::<BATCH>(|i| {
+        unroll!(BATCH, |i| {
             let index = first + i as u32 * threads;
             if index < p.words {
                 // SAFETY: inside the buffer, which nobody writes.
                 words[i] = unsafe { global::load_words4(p.from.add(index as usize)) };
             }
         });
-        unroll::<BATCH>(|i| {
+        unroll!(BATCH, |i| {
             let Words4(a, b, c, d) = words[i];
             any |= a | b | c | d;
         });

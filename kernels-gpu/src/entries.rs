@@ -8,6 +8,8 @@ use crate::backward::{
 use crate::bench::{copy, flush};
 use crate::contract::{Kernel, Program, PtxCounts, WeightType};
 use crate::forward;
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::instructions::Instructions;
 use crate::params::{BackwardParams, CopyParams, FlushParams, ForwardParams, ReduceParams};
 use crate::rows::{Bf16Weight, F32Weight};
 
@@ -68,9 +70,12 @@ macro_rules! contract {
                 const TENSORS: usize = if RESIDUAL { 3 } else { 2 };
                 #[allow(dead_code)]
                 const FORWARD_TENSORS: usize = TENSORS - 1;
-                // SAFETY: the simulator passes the kernel's parameter struct and keeps the
-                // body's contract, or reports that it was not kept.
-                unsafe { ($body)(&*params.cast::<$params>()) }
+                Instructions::detect().run(
+                    #[inline(always)]
+                    // SAFETY: the simulator passes the kernel's parameter struct and keeps the
+                    // body's contract, or reports that it was not kept.
+                    || unsafe { ($body)(&*params.cast::<$params>()) },
+                )
             },
         }
     };

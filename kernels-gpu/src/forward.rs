@@ -69,7 +69,7 @@ pub unsafe fn ring<W: Weight, const VECTORS: usize, const STAGES: usize, const T
             },
         ];
         let mut sources = [all[0]; TENSORS];
-        unroll::<TENSORS>(|tensor| sources[tensor] = all[tensor]);
+        unroll!(TENSORS, |tensor| sources[tensor] = all[tensor]);
         sources
     };
     let mut coming = u64::from(turn.first);
@@ -81,7 +81,7 @@ pub unsafe fn ring<W: Weight, const VECTORS: usize, const STAGES: usize, const T
         ring.fill::<false>(columns, sources, p.groups, core::ptr::null(), row, count);
         coming += u64::from(turn.step);
     };
-    unroll::<STAGES>(|_| fill(&mut ring));
+    unroll!(STAGES, |_| fill(&mut ring));
     let fetch = |_row: u64| {
         ring.wait();
         let mut words = RowWords {
@@ -325,7 +325,7 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool, const GROU
         let mut h = current.x;
         if RESIDUAL {
             let out = row_start_mut::<GROUPED>(p.h, row_index, p.h_stride, p.groups);
-            unroll::<VECTORS>(|v| {
+            unroll!(VECTORS, |v| {
                 h[v] = add_residual(h[v], current.residual[v]);
                 // SAFETY: the row is inside h, and this thread alone writes its columns.
                 unsafe { columns.store(out, v, h[v]) };
@@ -333,7 +333,8 @@ unsafe fn rows<W: Weight, const VECTORS: usize, const RESIDUAL: bool, const GROU
         }
 
         let mut squares = [0.0; VECTORS];
-        unroll::<VECTORS>(|v| squares[v] = lane_dot(&widen(h[v]), &widen(h[v])));
+        unroll!(VECTORS, |v| squares[v] =
+            lane_dot(&widen(h[v]), &widen(h[v])));
         let (mean, rescue) = mean_square(sum(squares), hidden, p.eps);
         let h = forget(h);
         let out = row_start_mut::<GROUPED>(p.y, row_index, p.y_stride, p.groups);
@@ -369,7 +370,7 @@ fn redo_sum<const VECTORS: usize>(
     eps: f32,
 ) -> f32 {
     let mut squares = [0.0; VECTORS];
-    unroll::<VECTORS>(|v| {
+    unroll!(VECTORS, |v| {
         let scaled = scale.apply(&widen(h[v]));
         squares[v] = lane_dot(&scaled, &scaled);
     });
@@ -388,7 +389,7 @@ unsafe fn store_row<const VECTORS: usize>(
     rstd: f32,
     weight: impl Fn(usize) -> Lane,
 ) {
-    unroll::<VECTORS>(|v| {
+    unroll!(VECTORS, |v| {
         if columns.holds(v) {
             let y = normalise(&widen(h[v]), rstd, &weight(v));
             // SAFETY: the caller's obligation.

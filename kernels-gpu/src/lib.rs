@@ -21,6 +21,8 @@ pub mod backward;
 pub mod bench;
 pub mod entries;
 pub mod forward;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod instructions;
 pub mod leaf;
 pub mod params;
 pub mod ring;

@@ -105,13 +105,13 @@ impl<
         count: u32,
     ) {
         let columns = columns.forget();
-        unroll::<ROWS>(|r| {
+        unroll!(ROWS, |r| {
             if (r as u32) < count {
                 let row = row + r as u32;
-                unroll::<TENSORS>(|tensor| {
+                unroll!(TENSORS, |tensor| {
                     let Source { base, stride } = sources[tensor];
                     let source = row_start::<GROUPED>(base, row, stride, groups);
-                    unroll::<VECTORS>(|v| {
+                    unroll!(VECTORS, |v| {
                         if columns.holds(v) {
                             let place = self.vector_place(r, tensor, v);
                             // SAFETY: inside the row; the place is the thread's own.
@@ -163,7 +163,7 @@ impl<
         tensor: usize,
     ) -> [Words4; VECTORS] {
         let mut words = [NO_WORDS; VECTORS];
-        unroll::<VECTORS>(|v| {
+        unroll!(VECTORS, |v| {
             if columns.holds(v) {
                 // SAFETY: the thread's own place, whose copy has arrived.
                 words[v] = unsafe { shared::load_words4(self.vector_place(row, tensor, v)) };

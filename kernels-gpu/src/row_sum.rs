@@ -32,7 +32,7 @@ unsafe fn exchange(a: f32, b: f32, distance: u32, lane: u32) -> f32 {
 /// - All 32 lanes of the warp reach this call together.
 #[inline(always)]
 unsafe fn butterfly<const DISTANCE: u32>(mut value: f32) -> f32 {
-    unroll::<5>(|i| {
+    unroll!(5, |i| {
         let distance = 16 >> i;
         if distance <= DISTANCE {
             // SAFETY: the caller's obligation; the condition is a constant.
@@ -93,7 +93,8 @@ fn flatten<const ROWS: usize, const VECTORS: usize>(
 ) -> [f32; VALUES] {
     const { assert!(ROWS * VECTORS <= VALUES && (ROWS * VECTORS).is_power_of_two()) };
     let mut flat = [0.0; VALUES];
-    unroll::<ROWS>(|r| unroll::<VECTORS>(|v| flat[r * VECTORS + v] = values[r][v]));
+    unroll!(ROWS, |r| unroll!(VECTORS, |v| flat[r * VECTORS + v] =
+        values[r][v]));
     flat
 }
 
@@ -234,8 +235,8 @@ impl BlockSum {
         // free: its readers came to this barrier.
         unsafe {
             self.group.sync();
-            unroll::<ROWS>(|row| {
-                unroll::<VECTORS>(|i| {
+            unroll!(ROWS, |row| {
+                unroll!(VECTORS, |i| {
                     let slot = lane + 32 * i as u32;
                     if slot < slots {
                         let slot = row as u32 * (SLOTS / ROWS as u32) + slot;
@@ -248,7 +249,8 @@ impl BlockSum {
                 sums[0] = butterfly::<16>(sums[0]);
             } else {
                 let sum = butterfly::<8>(exchange(sums[0], sums[ROWS - 1], 16, lane));
-                unroll::<ROWS>(|row| sums[row] = warp::shuffle_idx(sum, 16 * row as u32));
+                unroll!(ROWS, |row| sums[row] =
+                    warp::shuffle_idx(sum, 16 * row as u32));
             }
         }
         sums

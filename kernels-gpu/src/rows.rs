@@ -10,7 +10,7 @@ pub const NO_WORDS: Words4 = Words4(0, 0, 0, 0);
 /// `words`, from which nothing that was worked out before stays in registers.
 #[inline(always)]
 pub fn forget<const VECTORS: usize>(mut words: [Words4; VECTORS]) -> [Words4; VECTORS] {
-    unroll::<VECTORS>(|v| {
+    unroll!(VECTORS, |v| {
         let Words4(a, b, c, d) = words[v];
         words[v] = Words4(
             hint::forget(a),
@@ -73,7 +73,7 @@ pub unsafe fn weight_lane<W: Weight>(w: *const u8, offset: f32, column: u32) -> 
     }
     // SAFETY: the caller's obligations.
     let mut lane = unsafe { W::load(w, column) };
-    unroll::<LANE_ELEMENTS>(|i| lane[i] += offset);
+    unroll!(LANE_ELEMENTS, |i| lane[i] += offset);
     lane
 }
 
@@ -154,7 +154,7 @@ impl<const VECTORS: usize> Columns<VECTORS> {
     #[inline(always)]
     pub unsafe fn load(self, row: *const u16) -> [Words4; VECTORS] {
         let mut words = [NO_WORDS; VECTORS];
-        unroll::<VECTORS>(|v| {
+        unroll!(VECTORS, |v| {
             if self.holds(v) {
                 // SAFETY: inside the row, and aligned since columns are multiples of 8.
                 words[v] =
@@ -184,7 +184,7 @@ impl<const VECTORS: usize> Columns<VECTORS> {
     #[inline(always)]
     pub unsafe fn load_weight<W: Weight>(self, w: *const u8, offset: f32) -> [Lane; VECTORS] {
         let mut lanes = [[0.0; LANE_ELEMENTS]; VECTORS];
-        unroll::<VECTORS>(|v| {
+        unroll!(VECTORS, |v| {
             if self.holds(v) {
                 // SAFETY: inside the weight.
                 lanes[v] = unsafe { weight_lane::<W>(w, offset, self.column(v)) };

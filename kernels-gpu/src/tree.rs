@@ -85,7 +85,7 @@ impl<const VECTORS: usize> Shelf<VECTORS> {
     pub unsafe fn put(self, owner: u32, v: usize, pairs: &LanePairs) {
         let words = to_words(pairs);
         // SAFETY: the caller's obligations.
-        unroll::<4>(|part| unsafe {
+        unroll!(4, |part| unsafe {
             shared::store_words4(self.address(owner, v, part), words[part]);
         });
     }
@@ -98,7 +98,7 @@ impl<const VECTORS: usize> Shelf<VECTORS> {
     pub unsafe fn get(self, owner: u32, v: usize) -> LanePairs {
         let mut words = [Words4::default(); PARTS as usize];
         // SAFETY: the caller's obligations.
-        unroll::<4>(|part| unsafe {
+        unroll!(4, |part| unsafe {
             words[part] = shared::load_words4(self.address(owner, v, part));
         });
         from_words(words)
@@ -111,7 +111,7 @@ impl<const VECTORS: usize> Shelf<VECTORS> {
     #[inline(always)]
     pub unsafe fn put_node(self, owner: u32, node: &Node<VECTORS>) {
         // SAFETY: the caller's obligations.
-        unroll::<VECTORS>(|v| unsafe { self.put(owner, v, &node[v]) });
+        unroll!(VECTORS, |v| unsafe { self.put(owner, v, &node[v]) });
     }
 
     /// node = (the node in place `owner`) + node.
@@ -121,7 +121,9 @@ impl<const VECTORS: usize> Shelf<VECTORS> {
     #[inline(always)]
     pub unsafe fn add_left_of(self, owner: u32, node: &mut Node<VECTORS>) {
         // SAFETY: the caller's obligations.
-        unroll::<VECTORS>(|v| unsafe { node[v] = combine(&self.get(owner, v), &node[v]) });
+        unroll!(VECTORS, |v| unsafe {
+            node[v] = combine(&self.get(owner, v), &node[v])
+        });
     }
 
     /// node = node + (the node in place `owner`).
@@ -131,7 +133,9 @@ impl<const VECTORS: usize> Shelf<VECTORS> {
     #[inline(always)]
     pub unsafe fn add_right_of(self, owner: u32, node: &mut Node<VECTORS>) {
         // SAFETY: the caller's obligations.
-        unroll::<VECTORS>(|v| unsafe { node[v] = combine(&node[v], &self.get(owner, v)) });
+        unroll!(VECTORS, |v| unsafe {
+            node[v] = combine(&node[v], &self.get(owner, v))
+        });
     }
 }
 
@@ -319,11 +323,11 @@ pub unsafe fn fold_narrow(base: u32, node: &LanePairs, present: u32) -> Pair {
                 };
             }
         };
-        unroll::<8>(|i| take(&mut nodes, i));
-        unroll::<8>(|i| take(&mut nodes, i + 8));
-        unroll::<4>(|level| {
+        unroll!(8, |i| take(&mut nodes, i));
+        unroll!(8, |i| take(&mut nodes, i + 8));
+        unroll!(4, |level| {
             let step = 1 << level;
-            unroll::<8>(|m| {
+            unroll!(8, |m| {
                 let left = 2 * step * m;
                 if left + step < MAX_WARPS && ((left + step) as u32) < warps {
                     nodes[left] = nodes[left].combine(nodes[left + step]);
@@ -357,7 +361,7 @@ unsafe fn exchange_halves<const COLUMNS: usize, const HALF: usize>(
     let right = position & distance != 0;
     let has_right = (position & !(2 * distance - 1)) + distance < present;
     let mut out = [Pair::ZERO; HALF];
-    unroll::<HALF>(|i| {
+    unroll!(HALF, |i| {
         let (low, high) = (pairs[i], pairs[HALF + i]);
         let keep = high.or(low, right);
         let send = low.or(high, right);

@@ -3,11 +3,11 @@
 
 mod naive;
 
-use super::instructions::Instructions;
 use super::memory::{Elements, ElementsMut, Rows, RowsMut};
 use super::row::RowWeight;
 use super::{BackwardTask, ForwardTask};
 use crate::view::{RowsView, VectorView};
+use cake_rmsnorm_kernels::instructions::Instructions;
 use cake_rmsnorm_kernels::leaf::leaves_target;
 use half::bf16;
 use proptest::prelude::*;

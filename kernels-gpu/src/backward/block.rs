@@ -79,7 +79,7 @@ pub unsafe fn block<
     // SAFETY: rows below p.rows are inside the buffers; a stage is filled again only after its
     // rows are done.
     unsafe {
-        unroll::<STAGES>(|_| {
+        unroll!(STAGES, |_| {
             ring.fill::<false>(columns, sources, p.groups, p.rstd, coming, count(coming));
             coming = after(coming);
         });
@@ -178,7 +178,7 @@ impl<const VECTORS: usize> Step<'_, VECTORS> {
         ring: &Ring<VECTORS, ROWS, STAGES, TENSORS, true>,
     ) -> [RowWords<VECTORS>; ROWS] {
         let mut words = [RowWords::default(); ROWS];
-        unroll::<ROWS>(|r| {
+        unroll!(ROWS, |r| {
             if (r as u32) < self.count {
                 // SAFETY: the stage has the row.
                 words[r] = unsafe { RowWords::take(ring, self.columns, r) };
@@ -203,16 +203,16 @@ impl<const VECTORS: usize> Step<'_, VECTORS> {
         // SAFETY: the caller's obligations.
         unsafe {
             let mut dots = [[0.0; VECTORS]; ROWS];
-            unroll::<ROWS>(|r| dots[r] = words[r].dots(w));
+            unroll!(ROWS, |r| dots[r] = words[r].dots(w));
             sums.publish(dots);
-            unroll::<ROWS>(|r| {
+            unroll!(ROWS, |r| {
                 if (r as u32) < self.count {
                     words[r].forget().accumulate(node);
                     self.close_leaf(self.row + r as u32, node);
                 }
             });
             let dots = sums.finish::<ROWS, VECTORS>();
-            unroll::<ROWS>(|r| {
+            unroll!(ROWS, |r| {
                 if (r as u32) < self.count {
                     let (mut words, row) = (words[r].forget(), self.row + r as u32);
                     if TENSORS > DH {
@@ -272,7 +272,7 @@ unsafe fn close_run<const VECTORS: usize>(
             fold_positions(counter.level(0), &mut node, group.threads, present);
         }
         if group.index == 0 {
-            unroll::<VECTORS>(|v| {
+            unroll!(VECTORS, |v| {
                 if columns.holds(v) {
                     store_node(p.nodes, run, p.hidden, columns.column(v), &node[v]);
                 }

@@ -42,12 +42,12 @@ pub unsafe fn reduce(p: &ReduceParams) {
     while index < chunk.count {
         // A batch of loads in flight, then their additions.
         let mut batch = empty::<BATCH>();
-        unroll::<BATCH>(|i| {
+        unroll!(BATCH, |i| {
             if index + (i as u32) < chunk.count {
                 batch[i] = load(chunk.first + index + i as u32);
             }
         });
-        unroll::<BATCH>(|i| {
+        unroll!(BATCH, |i| {
             let index = index + i as u32;
             if index < chunk.count {
                 node = [batch[i]];

@@ -36,7 +36,7 @@ pub fn sources<const TENSORS: usize>(p: &BackwardParams) -> [Source; TENSORS] {
         },
     ];
     let mut sources = [all[0]; TENSORS];
-    unroll::<TENSORS>(|tensor| sources[tensor] = all[tensor]);
+    unroll!(TENSORS, |tensor| sources[tensor] = all[tensor]);
     sources
 }
 
@@ -125,7 +125,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
     #[inline(always)]
     fn scaled(mut self) -> Self {
         if let Some(scale) = backward_scale(self.rstd) {
-            unroll::<VECTORS>(|v| self.x[v] = scale.apply_words(self.x[v]));
+            unroll!(VECTORS, |v| self.x[v] = scale.apply_words(self.x[v]));
             self.rstd *= scale.inverse;
             self.scale = Some(scale.scale);
         }
@@ -142,7 +142,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
     #[inline(always)]
     pub fn dots(&self, w: impl Fn(usize) -> Lane) -> [f32; VECTORS] {
         let mut dots = [0.0; VECTORS];
-        unroll::<VECTORS>(|v| {
+        unroll!(VECTORS, |v| {
             let (dy, x) = self.vector(v);
             dots[v] = lane_dot(&weighted(&dy, &w(v)), &x);
         });
@@ -152,7 +152,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
     /// Adds the row's terms to the weight gradient of the thread's columns.
     #[inline(always)]
     pub fn accumulate(&self, node: &mut Node<VECTORS>) {
-        unroll::<VECTORS>(|v| {
+        unroll!(VECTORS, |v| {
             let (dy, x) = self.vector(v);
             accumulate(&mut node[v], &dy, &x, self.rstd);
         });
@@ -185,15 +185,15 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         // Not a branch: the stores ask for the columns anyway.
         let columns = columns.forget().below(p.dx_columns);
         let out = row_start_mut::<GROUPED>(p.dx, row, p.dx_stride, p.groups);
-        unroll::<VECTORS>(|v| {
+        unroll!(VECTORS, |v| {
             let (dy, x) = self.vector(v);
             let mut dx = input_gradient(&weighted(&dy, &w(v)), &x, self.rstd, k);
             if let Some(scale) = self.scale {
-                unroll::<8>(|i| dx[i] *= scale);
+                unroll!(8, |i| dx[i] *= scale);
             }
             if RESIDUAL {
                 let dh = widen(self.dh[v]);
-                unroll::<8>(|i| dx[i] += dh[i]);
+                unroll!(8, |i| dx[i] += dh[i]);
             }
             // SAFETY: the caller's obligation.
             unsafe { columns.store(out, v, narrow(&dx)) };

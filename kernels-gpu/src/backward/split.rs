@@ -154,7 +154,7 @@ unsafe fn columns_of_dw(p: &BackwardParams) {
     while row < end {
         // A batch of rows in flight, then their additions.
         let mut words = [(NO_WORDS, NO_WORDS, 0.0); BATCH];
-        unroll::<BATCH>(|i| {
+        unroll!(BATCH, |i| {
             let row = row + i as u32;
             if row < end && column.inside {
                 let first = column.first as usize;
@@ -176,7 +176,7 @@ unsafe fn columns_of_dw(p: &BackwardParams) {
                 };
             }
         });
-        unroll::<BATCH>(|i| {
+        unroll!(BATCH, |i| {
             let row = row + i as u32;
             if row < end {
                 let (dy, mut x, mut rstd) = words[i];

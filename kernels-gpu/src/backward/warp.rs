@@ -54,7 +54,7 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const STAGES: usize, const T
                 let count = u32::from(row < end);
                 ring.fill::<true>(columns, sources, p.groups, p.rstd, row as u32, count);
             };
-            unroll::<STAGES>(|i| fill(&mut ring, first + i as u64));
+            unroll!(STAGES, |i| fill(&mut ring, first + i as u64));
             let mut row = first;
             while row < end {
                 ring.wait();
@@ -79,7 +79,7 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const STAGES: usize, const T
                 fold_positions(shelf, &mut node, 32, count);
             }
             if wants_dw && warp == 0 {
-                unroll::<VECTORS>(|v| {
+                unroll!(VECTORS, |v| {
                     if columns.holds(v) {
                         store_node(p.nodes, run as u32, p.hidden, columns.column(v), &node[v]);
                     }

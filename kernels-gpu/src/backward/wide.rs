@@ -52,13 +52,13 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
     // SAFETY: rows below p.rows are inside the buffers; rows are the block's, so all its threads
     // make the same sums; places of shared memory and columns are the thread's own.
     unsafe {
-        unroll::<VECTORS>(|v| node.put(thread, v, &EMPTY));
+        unroll!(VECTORS, |v| node.put(thread, v, &EMPTY));
         while row < p.rows {
             ring.fill::<false>(columns, sources, p.groups, p.rstd, row, 1);
             ring.wait();
             let current = RowWords::take(&ring, columns, 0);
             sums.publish([current.dots(w)]);
-            unroll::<VECTORS>(|v| {
+            unroll!(VECTORS, |v| {
                 let (dy, x) = current.forget().vector(v);
                 let mut pairs = node.get(thread, v);
                 accumulate(&mut pairs, &dy, &x, current.rstd);
@@ -74,7 +74,7 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
 
             let leaf_ends = (row + 1) & leaf_mask == 0;
             if leaf_ends || row + 1 == p.rows {
-                unroll::<VECTORS>(|v| {
+                unroll!(VECTORS, |v| {
                     if columns.holds(v) {
                         let slot = row >> p.leaf_log2;
                         let pairs = node.get(thread, v);

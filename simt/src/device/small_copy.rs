@@ -11,6 +11,7 @@ use std::panic::Location;
 /// # Safety
 /// Where checks are off: both addresses are multiples of the value's size, the source is
 /// readable, and nobody writes it or accesses the destination until the group is waited for.
+#[inline]
 #[track_caller]
 pub unsafe fn copy<T: Pod>(destination: u32, source: *const T) {
     start(Location::caller(), destination, source, Action::Read);
@@ -20,6 +21,7 @@ pub unsafe fn copy<T: Pod>(destination: u32, source: *const T) {
 ///
 /// # Safety
 /// As [`copy`], and nobody writes the source during the launch.
+#[inline]
 #[track_caller]
 pub unsafe fn copy_constant<T: Pod>(destination: u32, source: *const T) {
     start(
@@ -30,9 +32,9 @@ pub unsafe fn copy_constant<T: Pod>(destination: u32, source: *const T) {
     );
 }
 
-fn start<T>(site: &'static Location<'static>, to: u32, source: *const T, action: Action) {
-    let bytes = size_of::<T>() as u32;
-    with_current(|block| block.small_copy(site, to, source as usize, bytes, action));
+#[inline]
+fn start<T: Pod>(site: &'static Location<'static>, to: u32, source: *const T, action: Action) {
+    with_current(|block| block.small_copy(site, to, source, action));
 }
 
 /// Closes the thread's open group.

@@ -116,7 +116,7 @@ impl Context<'_> {
     /// Checks a thread's access of global memory. Returns by how many bytes it is displaced.
     #[inline(always)]
     pub fn global(&self, site: Site, address: usize, bytes: u32, action: Action) -> isize {
-        if !self.checks && self.run.mutation.is_none() {
+        if self.unchanged {
             return 0;
         }
         let displaced = self.run.displace(action, bytes, site, address);

@@ -59,6 +59,8 @@ pub(crate) struct Context<'r> {
     pub uid: u32,
     /// `run.checks`.
     pub checks: bool,
+    /// Accesses are neither checked nor displaced.
+    pub unchanged: bool,
     /// The thread that runs.
     pub thread: Cell<u32>,
     /// Accesses the thread may make before it must come to a synchronisation.
@@ -147,6 +149,7 @@ impl<'r> Context<'r> {
             block,
             uid,
             checks: run.checks,
+            unchanged: !run.checks && run.mutation.is_none(),
             thread: Cell::new(0),
             budget: Cell::new(BUDGET),
             waiting: vec![Cell::new(Waiting::Nothing); launch.block as usize].into(),

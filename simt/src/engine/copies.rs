@@ -8,6 +8,7 @@ use crate::fault::Action;
 use crate::memory::GlobalAccess;
 use crate::schedule::CopyTiming;
 use crate::{Fault, FaultKind, Synchronisation};
+use bytemuck::Pod;
 use std::collections::{BTreeMap, VecDeque};
 
 /// A thread's copies that complete in groups.
@@ -147,7 +148,21 @@ impl Context<'_> {
 
     /// A copy of 4, 8 or 16 bytes from global to shared memory, in the thread's open group.
     /// `on_global` says whether the source is constant.
-    pub fn small_copy(
+    #[inline(always)]
+    pub fn small_copy<T: Pod>(&self, site: Site, shared: u32, source: *const T, on_global: Action) {
+        let bytes = size_of::<T>() as u32;
+        if self.unchanged
+            && let Some(to) = self.shared_pointer(shared, bytes)
+        {
+            // SAFETY: the destination is in bounds, and only this OS thread touches shared
+            // memory; where checks are off the source is the kernel's obligation.
+            return unsafe { to.cast::<T>().write_unaligned(raw::load(source)) };
+        }
+        self.queue_small_copy(site, shared, source as usize, bytes, on_global);
+    }
+
+    #[inline(never)]
+    fn queue_small_copy(
         &self,
         site: Site,
         shared: u32,
@@ -155,15 +170,6 @@ impl Context<'_> {
         bytes: u32,
         on_global: Action,
     ) {
-        if !self.checks
-            && self.run.mutation.is_none()
-            && let Some(to) = self.shared_pointer(shared, bytes)
-        {
-            let from = std::ptr::with_exposed_provenance(global);
-            // SAFETY: the destination is in bounds, and only this OS thread touches shared
-            // memory; where checks are off the source is the kernel's obligation.
-            return unsafe { raw::copy_in(to, from, bytes as usize) };
-        }
         let (thread, on_shared) = (self.thread.get(), Action::Write);
         let global = self.run.displace(on_global, bytes, site, global);
         let copy = Copy {

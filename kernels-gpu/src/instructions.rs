@@ -1,10 +1,10 @@
-//! Instruction sets: the same source compiled for more than one, chosen when the program runs.
+//! CPU instruction sets: the same source compiled for more than one, chosen when the program runs.
 //!
 //! Every operation is correctly rounded in all of them, so they give the same bits.
 
 /// An instruction set that this CPU has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Instructions {
+pub enum Instructions {
     /// What the crate is compiled for. Without fused multiply-add in hardware it is slow, and
     /// right.
     Baseline,
@@ -16,11 +16,11 @@ pub(super) enum Instructions {
 /// Made only where the CPU has AVX2 and FMA.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HasAvx2Fma(());
+pub struct HasAvx2Fma(());
 
 impl Instructions {
     /// The best of them.
-    pub(super) fn detect() -> Self {
+    pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             return Self::Avx2Fma(HasAvx2Fma(()));
@@ -31,7 +31,7 @@ impl Instructions {
     /// Runs `body`, compiled for the instruction set. `body` and what it calls must be
     /// `#[inline(always)]` to gain from it.
     #[inline(always)]
-    pub(super) fn run<R>(self, body: impl FnOnce() -> R) -> R {
+    pub fn run<R>(self, body: impl FnOnce() -> R) -> R {
         match self {
             Self::Baseline => body(),
             #[cfg(target_arch = "x86_64")]
