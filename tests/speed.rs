@@ -5,11 +5,11 @@ use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::sim::{Sim, SimBuffer};
 use cake_rmsnorm::{BackwardArgs, Dtype, RmsNorm, RowsView, VectorView, Workspace};
 use cake_rmsnorm_simt::Checks;
-use std::time::Instant;
+use cpu_time::ThreadTime;
 
 const ROWS: u64 = 1024;
 const HIDDEN: u64 = 4096;
-/// Runs of each kind, in turn: what else the machine does slows both.
+/// Runs of each kind, in turn.
 const REPEATS: usize = 7;
 
 /// A backward's arguments, and the memory that they name.
@@ -75,9 +75,10 @@ impl Backward {
         }
     }
 
-    /// Row elements a second.
+    /// Row elements a second of this thread, which is the only worker: what others use of the
+    /// core does not count.
     fn rate(&self, sim: &Sim) -> f64 {
-        let start = Instant::now();
+        let start = ThreadTime::now();
         // SAFETY: the memory lives as long as `self`.
         unsafe { sim.backward(&self.op, &self.args) }.expect("no fault");
         (ROWS * HIDDEN) as f64 / start.elapsed().as_secs_f64()

@@ -99,7 +99,8 @@ impl Sim {
         }
     }
 
-    /// Puts faults into the kernels, to see whether checks or bits notice them.
+    /// Puts faults into the kernels, to see that the checks or a comparison of bits notice them: a
+    /// [`Mutation`] leaves out synchronisations and moves accesses by their place in the source.
     #[must_use]
     pub fn with_mutation(self, mutation: Arc<dyn Mutation + Send>) -> Self {
         Self {
