@@ -9,8 +9,9 @@ mod format;
 #[cfg(test)]
 mod tests;
 
+pub use crate::element::Element;
 use format::distance;
-pub use format::{Element, round, ulp};
+pub use format::{round, ulp};
 
 /// An output of the operators, which has a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

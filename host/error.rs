@@ -43,7 +43,7 @@ impl fmt::Display for Argument {
 #[non_exhaustive]
 pub enum Error {
     /// The hidden size has no kernel.
-    #[error("hidden size {hidden} is not supported: accepted are multiples of 8 from 8 to 65,536")]
+    #[error("hidden size {hidden} is not supported: accepted are 1 to 65,536")]
     UnsupportedHidden {
         /// H as given.
         hidden: u64,
@@ -101,16 +101,6 @@ pub enum Error {
         stride: i64,
         /// H.
         hidden: u64,
-    },
-    /// A row stride is not a multiple of what 16-byte access needs.
-    #[error("{argument} has row stride {stride}: accepted are multiples of {multiple} elements")]
-    StrideMultiple {
-        /// The tensor.
-        argument: Argument,
-        /// Its row stride in elements.
-        stride: i64,
-        /// Elements.
-        multiple: u64,
     },
     /// An address is not aligned.
     #[error("{argument} is at address {address:#x}: accepted are multiples of {alignment} bytes")]

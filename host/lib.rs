@@ -9,6 +9,7 @@
 
 pub mod backend;
 pub mod compare;
+mod element;
 pub mod error;
 pub mod golden;
 pub mod inputs;
@@ -21,6 +22,7 @@ mod validate;
 pub mod view;
 
 pub use cake_rmsnorm_kernels as kernels;
+pub use element::Element;
 pub use error::{Argument, Error, Result};
 pub use op::{BackwardArgs, ForwardArgs, MAX_HIDDEN, MAX_ROWS, RmsNorm, RmsNormBuilder};
 pub use step::Step;

@@ -1,7 +1,7 @@
 //! The operator: y = norm(x)·w and its gradient.
 
-use crate::error::{Argument, Error, Result};
-use crate::plan::{self, BackwardPlan, DeviceProperties, ForwardPlan};
+use crate::error::{Error, Result};
+use crate::plan::{self, Alignment, BackwardPlan, DeviceProperties, ForwardPlan};
 use crate::view::{Dtype, RowsView, VectorView, Workspace};
 use cake_rmsnorm_kernels::contract::WeightType;
 
@@ -12,9 +12,13 @@ pub const MAX_ROWS: u64 = (1 << 31) - 1;
 
 /// RMSNorm over rows of H elements.
 ///
-/// Forward: rstd = 1 / sqrt(Σ h² / H + eps), y = BF16(h·rstd·w), where h is x, or BF16(x + residual)
-/// in the residual form. Backward: dx and the FP32 weight gradient dw from dy, h, w and rstd.
+/// Forward: rstd = 1 / sqrt(Σ h² / H + eps), y = h·rstd·w, where h is x, or x + residual in the
+/// residual form, rounded to its type as y is. Backward: dx and the FP32 weight gradient dw from dy, h, w and rstd.
 /// (Zhang and Sennrich 2019; docs/numerics.md gives every operation and its order.)
+///
+/// Matrices and the weight are BF16, FP16 or FP32, each at any address of its type, with any row
+/// stride. Fastest is a BF16 matrix with a BF16 or FP32 weight, H a multiple of 8, and rows that
+/// start at multiples of 16 bytes; everything else has kernels of its own.
 ///
 /// One operator serves every number of rows, every stream and every backend. All backends give
 /// the same bits.
@@ -55,8 +59,7 @@ impl RmsNormBuilder {
     /// The operator.
     ///
     /// # Errors
-    /// - [`Error::UnsupportedHidden`] unless H is a multiple of 8 from 8 to 65,536.
-    /// - [`Error::Dtype`] unless the matrices are BF16 and the weight BF16 or FP32.
+    /// - [`Error::UnsupportedHidden`] unless H is from 1 to 65,536.
     /// - [`Error::InvalidEps`] when eps is negative, infinite or not a number.
     pub fn build(self) -> Result<RmsNorm> {
         let Self {
@@ -65,20 +68,11 @@ impl RmsNormBuilder {
             weight,
             eps,
         } = self;
-        if hidden == 0 || hidden > MAX_HIDDEN || !hidden.is_multiple_of(8) {
+        if hidden == 0 || hidden > MAX_HIDDEN {
             return Err(Error::UnsupportedHidden { hidden });
         }
         if !(0.0..f32::INFINITY).contains(&eps) {
             return Err(Error::InvalidEps { eps });
-        }
-        for (argument, found) in [(Argument::X, input), (Argument::W, weight)] {
-            if found == Dtype::F16 || (argument == Argument::X && found != Dtype::Bf16) {
-                return Err(Error::Dtype {
-                    argument,
-                    found,
-                    accepted: Dtype::Bf16,
-                });
-            }
         }
         Ok(RmsNorm {
             hidden: hidden as u32,
@@ -136,10 +130,15 @@ impl RmsNorm {
         self.weight
     }
 
-    pub(crate) fn weight_type(&self) -> WeightType {
+    /// The weight's type, where the fast kernels have the types and the width.
+    pub(crate) fn fast_weight(&self) -> Option<WeightType> {
+        if self.input != Dtype::Bf16 || !self.hidden.is_multiple_of(8) {
+            return None;
+        }
         match self.weight {
-            Dtype::F32 => WeightType::F32,
-            _ => WeightType::Bf16,
+            Dtype::Bf16 => Some(WeightType::Bf16),
+            Dtype::F16 => None,
+            Dtype::F32 => Some(WeightType::F32),
         }
     }
 
@@ -149,7 +148,8 @@ impl RmsNorm {
         self.eps
     }
 
-    /// What a forward over `rows` rows launches on `device`.
+    /// What a forward over `rows` rows launches on `device`, where all rows and the weight start at
+    /// multiples of 16 bytes; [`plan::forward`] tells of others.
     ///
     /// # Errors
     /// - [`Error::TooManyRows`]; [`Error::UnsupportedDevice`].
@@ -159,10 +159,12 @@ impl RmsNorm {
         residual: bool,
         device: &DeviceProperties,
     ) -> Result<ForwardPlan> {
-        plan::forward(self.hidden, self.weight_type(), rows, residual, device)
+        plan::forward(self, rows, residual, Alignment::Vector, device)
     }
 
-    /// What a backward over `rows` rows launches on `device`, its leaf table and its workspace.
+    /// What a backward over `rows` rows launches on `device`, its leaf table and its workspace,
+    /// where all rows and the weight start at multiples of 16 bytes; [`plan::backward`] tells of
+    /// others.
     ///
     /// # Errors
     /// - [`Error::TooManyRows`]; [`Error::UnsupportedDevice`]; [`Error::SharedMemory`].
@@ -172,11 +174,29 @@ impl RmsNorm {
         residual: bool,
         device: &DeviceProperties,
     ) -> Result<BackwardPlan> {
-        plan::backward(self.hidden, self.weight_type(), rows, residual, device)
+        plan::backward(self, rows, residual, Alignment::Vector, device)
+    }
+
+    /// Bytes of workspace that serve a backward over `rows` rows on `device`, however its arguments
+    /// are aligned.
+    ///
+    /// # Errors
+    /// - As [`RmsNorm::backward_plan`].
+    pub fn workspace_bytes(
+        &self,
+        rows: u64,
+        residual: bool,
+        device: &DeviceProperties,
+    ) -> Result<u64> {
+        let bytes = |alignment| {
+            let plan = plan::backward(self, rows, residual, alignment, device)?;
+            Ok(plan.workspace_bytes)
+        };
+        Ok(bytes(Alignment::Vector)?.max(bytes(Alignment::Element)?))
     }
 }
 
-/// Arguments of a forward. All matrices are BF16 [T, H].
+/// Arguments of a forward. All matrices are [T, H] of the operator's input type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForwardArgs {
     /// Input.
@@ -185,7 +205,7 @@ pub struct ForwardArgs {
     pub residual: Option<RowsView>,
     /// Input, \[H\] of the operator's weight type.
     pub w: VectorView,
-    /// Output BF16(x + residual); together with `residual`.
+    /// Output x + residual, rounded; together with `residual`.
     pub h: Option<RowsView>,
     /// Output.
     pub y: RowsView,
@@ -193,7 +213,7 @@ pub struct ForwardArgs {
     pub rstd: VectorView,
 }
 
-/// Arguments of a backward. All matrices are BF16 [T, H].
+/// Arguments of a backward. All matrices are [T, H] of the operator's input type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BackwardArgs {
     /// Input: gradient of y.
@@ -210,6 +230,7 @@ pub struct BackwardArgs {
     pub dx: RowsView,
     /// Output, FP32 \[H\]: gradient of w.
     pub dw: VectorView,
-    /// Scratch memory of at least [`BackwardPlan::workspace_bytes`].
+    /// Scratch memory of at least [`BackwardPlan::workspace_bytes`]; [`RmsNorm::workspace_bytes`]
+    /// serves any alignment.
     pub workspace: Workspace,
 }

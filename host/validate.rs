@@ -4,8 +4,8 @@ use crate::error::{Argument, Error, Result};
 use crate::op::{BackwardArgs, ForwardArgs, MAX_ROWS, RmsNorm};
 use crate::view::{Dtype, RowsView, Workspace};
 
-/// Bytes that 16-byte access needs addresses to be multiples of.
-const ALIGNMENT: u64 = 16;
+/// Nodes of dw travel in 16-byte accesses.
+const WORKSPACE_ALIGNMENT: u64 = 16;
 
 /// An argument with what was found of it.
 #[derive(Clone, Copy)]
@@ -119,7 +119,7 @@ fn rows_of(first: &RowsView) -> Result<u32> {
     Ok(first.rows as u32)
 }
 
-/// A matrix [rows, H] with 16-byte aligned rows.
+/// A matrix [rows, H].
 fn matrix(op: &RmsNorm, argument: Argument, view: RowsView, rows: u64) -> Result<Checked> {
     if view.dtype != op.input() {
         return Err(Error::Dtype {
@@ -140,14 +140,6 @@ fn matrix(op: &RmsNorm, argument: Argument, view: RowsView, rows: u64) -> Result
             argument,
             found: view.rows,
             expected: rows,
-        });
-    }
-    let multiple = ALIGNMENT / view.dtype.bytes();
-    if rows > 1 && view.stride.rem_euclid(multiple as i64) != 0 {
-        return Err(Error::StrideMultiple {
-            argument,
-            stride: view.stride,
-            multiple,
         });
     }
     placed(argument, view)
@@ -191,11 +183,9 @@ fn placed(argument: Argument, view: RowsView) -> Result<Checked> {
         if view.address == 0 {
             return Err(Error::NullPointer { argument });
         }
-        // rstd is read and written an element at a time.
-        let alignment = if argument == Argument::Rstd {
-            4
-        } else {
-            ALIGNMENT
+        let alignment = match argument {
+            Argument::Workspace => WORKSPACE_ALIGNMENT,
+            _ => view.dtype.bytes(),
         };
         if !view.address.is_multiple_of(alignment) {
             return Err(Error::Misaligned {

@@ -79,6 +79,12 @@ impl RowsView {
         Self { stride, ..self }
     }
 
+    /// Whether every row starts at a multiple of 16 bytes.
+    pub(crate) fn is_aligned(&self) -> bool {
+        let step = i128::from(self.stride) * i128::from(self.dtype.bytes());
+        self.address.is_multiple_of(16) && (self.rows < 2 || step % 16 == 0)
+    }
+
     /// First and last byte, the end excluded; `None` when there are no elements.
     pub(crate) fn extent(&self, argument: Argument) -> Result<Option<(u64, u64)>> {
         if self.rows == 0 || self.hidden == 0 {

@@ -7,7 +7,7 @@ use cake_rmsnorm::Dtype;
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::sim::Sim;
 use cake_rmsnorm::kernels::{KERNELS, bench};
-use cake_rmsnorm::plan::DeviceProperties;
+use cake_rmsnorm::plan::{self, DeviceProperties};
 use cake_rmsnorm_simt::{Checks, Schedule};
 use common::Case;
 use rayon::prelude::*;
@@ -71,6 +71,9 @@ const EVERY_PROGRAM: &[(u64, u64)] = &[
     (16_392, 2),
 ];
 
+/// Shapes for the general kernels: one tile and several, one turn of a warp and two.
+const GENERAL: &[(u64, u64)] = &[(100, 40), (777, 9), (2600, 2)];
+
 const VARIANTS: [(Dtype, bool); 4] = [
     (Dtype::F32, false),
     (Dtype::F32, true),
@@ -80,8 +83,9 @@ const VARIANTS: [(Dtype, bool); 4] = [
 
 /// Names of the kernels that a case launches.
 fn kernels(case: &Case, device: &DeviceProperties) -> Vec<&'static str> {
-    let forward = case.op.forward_plan(case.rows, case.residual, device);
-    let backward = case.op.backward_plan(case.rows, case.residual, device);
+    let alignment = case.alignment();
+    let forward = plan::forward(&case.op, case.rows, case.residual, alignment, device);
+    let backward = plan::backward(&case.op, case.rows, case.residual, alignment, device);
     let (forward, backward) = (forward.expect("a plan"), backward.expect("a plan"));
     let launches = [forward.launch, backward.main, backward.reduce];
     let launches = launches.iter().flatten();
@@ -92,9 +96,10 @@ fn kernels(case: &Case, device: &DeviceProperties) -> Vec<&'static str> {
 #[test]
 fn every_kernel_under_twenty_schedules() {
     let mut reached = BTreeSet::new();
-    for &(hidden, rows) in EVERY_PROGRAM {
+    let fast = EVERY_PROGRAM.iter().map(|shape| (shape, 8));
+    for (&(hidden, rows), gap) in fast.chain(GENERAL.iter().map(|shape| (shape, 3))) {
         for (weight, residual) in VARIANTS {
-            let case = Case::new(hidden, rows, weight, residual, 8, 3);
+            let case = Case::new(hidden, rows, weight, residual, gap, 3);
             let sim = Sim::new().with_sm_count(1);
             reached.extend(kernels(&case, sim.properties()));
             let golden = case.golden();

@@ -6,11 +6,15 @@ use cake_rmsnorm::kernels::backward::{block, reduce, split, warp, wide};
 use cake_rmsnorm::kernels::bench;
 use cake_rmsnorm::kernels::contract::Program;
 use cake_rmsnorm::kernels::forward::ring_shared_bytes;
+use cake_rmsnorm::kernels::general;
+use cake_rmsnorm::kernels::general::params::{GeneralBackwardParams, GeneralForwardParams};
 use cake_rmsnorm::kernels::leaf;
 use cake_rmsnorm::kernels::params::{BackwardParams, ForwardParams, ReduceParams};
 use cake_rmsnorm::kernels::row_sum::SCRATCH_BYTES;
 use cake_rmsnorm::kernels::tree;
-use cake_rmsnorm::plan::{self, BackwardPlan, DeviceProperties, ForwardPlan, Launch, LeafTable};
+use cake_rmsnorm::plan::{
+    self, Alignment, BackwardPlan, DeviceProperties, ForwardPlan, Launch, LeafTable,
+};
 use cake_rmsnorm::{Dtype, Error, MAX_HIDDEN, MAX_ROWS, RmsNorm};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -60,23 +64,37 @@ const fn device(sm_count: u32, capability: (u32, u32), block: u32) -> DeviceProp
 struct Shape {
     hidden: u64,
     rows: u64,
+    input: Dtype,
     weight: Dtype,
     residual: bool,
+    alignment: Alignment,
 }
 
 impl Shape {
     fn operator(self) -> RmsNorm {
-        RmsNorm::new(self.hidden, self.weight, 1e-6).expect("a supported width")
+        let builder = RmsNorm::builder(self.hidden).input(self.input);
+        builder
+            .weight(self.weight)
+            .build()
+            .expect("a supported width")
     }
 
     fn forward(self, device: &DeviceProperties) -> Result<ForwardPlan, Error> {
-        self.operator()
-            .forward_plan(self.rows, self.residual, device)
+        let op = self.operator();
+        plan::forward(&op, self.rows, self.residual, self.alignment, device)
     }
 
     fn backward(self, device: &DeviceProperties) -> Result<BackwardPlan, Error> {
-        self.operator()
-            .backward_plan(self.rows, self.residual, device)
+        let op = self.operator();
+        plan::backward(&op, self.rows, self.residual, self.alignment, device)
+    }
+
+    /// Whether the fast kernels take it.
+    fn fast(self) -> bool {
+        self.input == Dtype::Bf16
+            && self.weight != Dtype::F16
+            && self.hidden.is_multiple_of(8)
+            && self.alignment == Alignment::Vector
     }
 }
 
@@ -99,14 +117,34 @@ fn rows() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn shape() -> impl Strategy<Value = Shape> {
+/// Shapes of the fast kernels.
+fn fast_shape() -> impl Strategy<Value = Shape> {
     let weight = prop::sample::select(&[Dtype::Bf16, Dtype::F32][..]);
     (hidden(), rows(), weight, any::<bool>()).prop_map(|(hidden, rows, weight, residual)| Shape {
         hidden,
         rows,
+        input: Dtype::Bf16,
         weight,
         residual,
+        alignment: Alignment::Vector,
     })
+}
+
+/// Fast shapes, and any.
+fn shape() -> impl Strategy<Value = Shape> {
+    let dtype = || prop::sample::select(&[Dtype::Bf16, Dtype::F16, Dtype::F32][..]);
+    let hidden = prop_oneof![hidden(), 1..=1024_u64, 1..=MAX_HIDDEN];
+    let alignment = prop::sample::select(&[Alignment::Vector, Alignment::Element][..]);
+    let any = (hidden, rows(), dtype(), dtype(), any::<bool>(), alignment);
+    let any = any.prop_map(|(hidden, rows, input, weight, residual, alignment)| Shape {
+        hidden,
+        rows,
+        input,
+        weight,
+        residual,
+        alignment,
+    });
+    prop_oneof![fast_shape(), any]
 }
 
 /// Devices on which every width has a program.
@@ -135,7 +173,11 @@ fn covered(launch: &Launch) -> Option<u64> {
         // A group of a block has a row; checked where groups are known.
         Program::BackwardBlock { .. } => return None,
         Program::BackwardWide => (warps, wide::VECTORS as u32),
-        Program::ForwardWide | Program::BackwardSplitWide | Program::Reduce => return None,
+        Program::ForwardWide
+        | Program::BackwardSplitWide
+        | Program::Reduce
+        | Program::GeneralForward
+        | Program::GeneralBackward => return None,
         other @ (Program::Copy | Program::Flush) => panic!("{other:?} is no operator"),
     };
     Some(warps * u64::from(vectors) * 256)
@@ -169,7 +211,12 @@ fn check_launch(launch: &Launch, shape: Shape, device: &DeviceProperties) {
             shape.hidden
         );
     }
-    if kernel.program != Program::Reduce {
+    let general = [Program::GeneralForward, Program::GeneralBackward];
+    if kernel.program == Program::Reduce {
+        return;
+    }
+    assert_eq!(general.contains(&kernel.program), !shape.fast());
+    if shape.fast() {
         assert_eq!(kernel.residual, shape.residual);
         let name = if shape.weight == Dtype::F32 {
             "_f32"
@@ -187,7 +234,11 @@ fn check_launch(launch: &Launch, shape: Shape, device: &DeviceProperties) {
 fn check_forward(plan: &ForwardPlan, shape: Shape, device: &DeviceProperties) {
     let launch = plan.launch.expect("there are rows");
     check_launch(&launch, shape, device);
-    assert_eq!(launch.kernel.param_bytes, size_of::<ForwardParams>());
+    let params = match launch.kernel.program {
+        Program::GeneralForward => size_of::<GeneralForwardParams>(),
+        _ => size_of::<ForwardParams>(),
+    };
+    assert_eq!(launch.kernel.param_bytes, params);
     let (rows_at_once, needed) = match launch.kernel.program {
         Program::ForwardWarp { .. } => (launch.block / 32, 0),
         Program::ForwardRing { vectors } => {
@@ -195,6 +246,7 @@ fn check_forward(plan: &ForwardPlan, shape: Shape, device: &DeviceProperties) {
             (1, needed)
         }
         Program::ForwardBlock { .. } | Program::ForwardWide => (1, SCRATCH_BYTES),
+        Program::GeneralForward => (1, general::SCRATCH_BYTES),
         other => panic!("{other:?} is no forward"),
     };
     assert!(launch.shared_bytes >= needed);
@@ -223,7 +275,11 @@ fn check_backward(plan: &BackwardPlan, shape: Shape, device: &DeviceProperties) 
     let main = plan.main.expect("there are rows");
     check_launch(&main, shape, device);
     check_leaves(&plan.leaf, shape);
-    assert_eq!(main.kernel.param_bytes, size_of::<BackwardParams>());
+    let params = match main.kernel.program {
+        Program::GeneralBackward => size_of::<GeneralBackwardParams>(),
+        _ => size_of::<BackwardParams>(),
+    };
+    assert_eq!(main.kernel.param_bytes, params);
     match plan.reduce {
         None => check_split(plan, &main, shape),
         Some(reduce) => {
@@ -295,6 +351,13 @@ fn check_single_read(plan: &BackwardPlan, main: &Launch, shape: Shape) {
             assert_eq!(run_log2, 0, "a node a leaf");
             wide::shared_bytes(main.block)
         }
+        Program::GeneralBackward if plan.sums_in_shared => {
+            general::backward::shared_bytes(shape.hidden as u32, main.block, run_log2)
+        }
+        Program::GeneralBackward => {
+            assert_eq!(run_log2, 0, "runs fold in shared memory");
+            general::SCRATCH_BYTES
+        }
         other => panic!("{other:?} stores no nodes"),
     };
     assert!(main.shared_bytes >= needed);
@@ -315,7 +378,7 @@ fn check_reduce(plan: &BackwardPlan, reduce: &Launch, shape: Shape) {
     let nodes = u64::from(plan.leaf.runs());
     assert_eq!(
         plan.workspace_bytes,
-        nodes * 2 * 4 * shape.hidden,
+        nodes * 2 * 4 * shape.hidden.next_multiple_of(8),
         "an FP32 pair a column"
     );
 }
@@ -365,14 +428,14 @@ proptest! {
     fn every_launch_is_of_a_prepared_kernel(
         shape in shape(),
         device in prop_oneof![large_device(), Just(A100), Just(L40S)],
-        shared in prop_oneof![Just(None), (SCRATCH_BYTES..110_000).prop_map(Some)],
+        shared in prop_oneof![Just(None), (general::SCRATCH_BYTES..110_000).prop_map(Some)],
     ) {
         let device = DeviceProperties {
             shared_bytes_per_block: shared.unwrap_or(device.shared_bytes_per_block),
             ..device
         };
         let prepared = plan::kernels(&shape.operator(), shape.residual, &device).expect("a plan");
-        prop_assert!(prepared.len() <= 8, "{} kernels", prepared.len());
+        prop_assert!(prepared.len() <= 10, "{} kernels", prepared.len());
         let forward = shape.forward(&device).expect("a plan").launch;
         let backward = shape.backward(&device).ok();
         let backward = backward.map_or([None; 2], |plan| [plan.main, plan.reduce]);
@@ -384,7 +447,10 @@ proptest! {
 
     /// A plan for a device with even less keeps to it, or says what is missing.
     #[test]
-    fn the_smallest_devices_are_not_overcommitted(shape in shape(), shared in SCRATCH_BYTES..110_000) {
+    fn the_smallest_devices_are_not_overcommitted(
+        shape in shape(),
+        shared in general::SCRATCH_BYTES..110_000,
+    ) {
         let device = device(132, (8, 0), shared);
         check_forward(&shape.forward(&device).expect("a plan"), shape, &device);
         match shape.backward(&device) {
@@ -448,8 +514,10 @@ fn nothing_is_launched_without_rows() {
         let shape = Shape {
             hidden,
             rows: 0,
+            input: Dtype::Bf16,
             weight: Dtype::Bf16,
             residual: false,
+            alignment: Alignment::Vector,
         };
         let device = DeviceProperties::H200;
         assert!(shape.forward(&device).expect("a plan").launch.is_none());
@@ -465,13 +533,15 @@ fn every_kernel_has_a_shape_that_uses_it() {
     let mut used = BTreeSet::new();
     for hidden in WIDTHS {
         for rows in HEIGHTS {
-            for weight in [Dtype::Bf16, Dtype::F32] {
+            for weight in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
                 for residual in [false, true] {
                     let shape = Shape {
                         hidden,
                         rows,
+                        input: Dtype::Bf16,
                         weight,
                         residual,
+                        alignment: Alignment::Vector,
                     };
                     let backward = shape.backward(&device).expect("a plan");
                     let forward = shape.forward(&device).expect("a plan");

@@ -1,15 +1,12 @@
 //! From arguments to kernel launches: what every backend that runs kernels shares.
 
-use super::Backend;
+use super::{Backend, bind};
 use crate::error::Result;
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
-use crate::plan::{self, DeviceProperties, Launch};
+use crate::plan::{self, Alignment, DeviceProperties, Launch};
 use crate::validate;
-use crate::view::RowsView;
-use cake_rmsnorm_kernels::contract::Kernel;
-use cake_rmsnorm_kernels::params::{
-    BackwardParams, ForwardParams, Groups, ReduceParams, Stride, WeightGradientOut,
-};
+use crate::view::{RowsView, VectorView};
+use cake_rmsnorm_kernels::contract::{Kernel, Program};
 
 /// A launch with its parameters.
 #[derive(Clone, Copy, Debug)]
@@ -67,109 +64,60 @@ impl<L: Launcher> Backend for L {
     unsafe fn forward(&self, op: &RmsNorm, args: &ForwardArgs) -> Result<()> {
         let rows = validate::forward(op, args)?;
         let residual = args.residual.is_some();
-        let plan = op.forward_plan(u64::from(rows), residual, Launcher::properties(self))?;
+        let views = [Some(args.x), args.residual, args.h, Some(args.y)];
+        let alignment = alignment(views, args.w);
+        let properties = Launcher::properties(self);
+        let plan = plan::forward(op, u64::from(rows), residual, alignment, properties)?;
         let Some(launch) = plan.launch else {
             return Ok(());
         };
-        let params = ForwardParams {
-            x: pointer(args.x.address),
-            residual: pointer(args.residual.map_or(0, |view| view.address)),
-            w: pointer(args.w.address),
-            h: pointer_mut(args.h.map_or(0, |view| view.address)),
-            y: pointer_mut(args.y.address),
-            rstd: pointer_mut(args.rstd.address),
-            x_stride: stride(Some(args.x)),
-            residual_stride: stride(args.residual),
-            h_stride: stride(args.h),
-            y_stride: stride(Some(args.y)),
-            rows,
-            hidden: op.hidden() as u32,
-            y_columns: op.hidden() as u32,
-            eps: op.eps(),
-            weight_offset: -0.0,
-            groups: Groups::ONE,
+        let (general, fast);
+        let params = if launch.kernel.program == Program::GeneralForward {
+            general = bind::general_forward(op, args, rows);
+            (&raw const general).cast()
+        } else {
+            fast = bind::forward(op, args, rows);
+            (&raw const fast).cast()
         };
         // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for them;
         // the caller vouches for the memory.
-        unsafe {
-            self.launch(&[Bound {
-                launch,
-                params: (&raw const params).cast(),
-            }])
-        }
+        unsafe { self.launch(&[Bound { launch, params }]) }
     }
 
     unsafe fn backward(&self, op: &RmsNorm, args: &BackwardArgs) -> Result<()> {
         let rows = validate::backward(op, args)?;
         let residual = args.dh.is_some();
-        let plan = op.backward_plan(u64::from(rows), residual, Launcher::properties(self))?;
+        let views = [Some(args.dy), Some(args.x), args.dh, Some(args.dx)];
+        let alignment = alignment(views, args.w);
+        let properties = Launcher::properties(self);
+        let plan = plan::backward(op, u64::from(rows), residual, alignment, properties)?;
         validate::workspace(args.workspace, plan.workspace_bytes)?;
-        let Some(main) = plan.main else {
+        let Some(launch) = plan.main else {
             // SAFETY: dw was checked to have H elements.
             return unsafe { self.zero_f32(args.dw.address, op.hidden()) };
         };
-        let dw = WeightGradientOut {
-            dw: pointer_mut(args.dw.address),
-            dw_bf16: pointer_mut(0),
-            accumulate: 0,
+        let (general, fast);
+        let params = if launch.kernel.program == Program::GeneralBackward {
+            general = bind::general_backward(op, args, rows, &plan);
+            (&raw const general).cast()
+        } else {
+            fast = bind::backward(op, args, rows, &plan);
+            (&raw const fast).cast()
         };
-        let params = BackwardParams {
-            dy: pointer(args.dy.address),
-            x: pointer(args.x.address),
-            dh: pointer(args.dh.map_or(0, |view| view.address)),
-            w: pointer(args.w.address),
-            rstd: pointer(args.rstd.address),
-            dx: pointer_mut(args.dx.address),
-            nodes: pointer_mut(args.workspace.address),
-            dw,
-            dy_stride: stride(Some(args.dy)),
-            x_stride: stride(Some(args.x)),
-            dh_stride: stride(args.dh),
-            dx_stride: stride(Some(args.dx)),
-            rows,
-            hidden: op.hidden() as u32,
-            dx_columns: op.hidden() as u32,
-            weight_offset: -0.0,
-            groups: Groups::ONE,
-            leaf_log2: plan.leaf.leaf_log2,
-            run_log2: plan.leaf.run_log2,
-        };
-        let main = Bound {
-            launch: main,
-            params: (&raw const params).cast(),
-        };
-        let Some(reduce) = plan.reduce else {
+        let main = Bound { launch, params };
+        let Some(launch) = plan.reduce else {
             // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for
             // them; the caller vouches for the memory.
             return unsafe { self.launch(&[main]) };
         };
-        let params = ReduceParams {
-            nodes: pointer(args.workspace.address),
-            dw,
-            hidden: op.hidden() as u32,
-            node_count: plan.leaf.runs(),
-            chunk_log2: plan.chunk_log2,
-        };
-        let reduce = Bound {
-            launch: reduce,
-            params: (&raw const params).cast(),
-        };
+        let params = bind::reduce(op, args, &plan);
+        let params = (&raw const params).cast();
         // SAFETY: as above; the nodes that the second launch reads are what the first stores.
-        unsafe { self.launch(&[main, reduce]) }
+        unsafe { self.launch(&[main, Bound { launch, params }]) }
     }
 }
 
-fn pointer<T>(address: u64) -> *const T {
-    address as usize as *const T
-}
-
-fn pointer_mut<T>(address: u64) -> *mut T {
-    address as usize as *mut T
-}
-
-fn stride(view: Option<RowsView>) -> Stride {
-    view.map_or(Stride::default(), |view| Stride {
-        row: view.stride,
-        group: 0,
-    })
+/// How the matrices and the weight of a call lie.
+fn alignment(matrices: [Option<RowsView>; 4], w: VectorView) -> Alignment {
+    Alignment::of(matrices.into_iter().flatten().chain([w.as_rows()]))
 }

@@ -1,5 +1,6 @@
 //! Backends run what an operator asks for.
 
+mod bind;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;

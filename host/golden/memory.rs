@@ -3,23 +3,23 @@
 use crate::view::{RowsView, VectorView};
 use std::slice;
 
-/// A BF16 matrix to read.
+/// A matrix to read.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
-    base: *const u16,
+pub(super) struct Rows<E> {
+    base: *const E,
     stride: isize,
     hidden: usize,
 }
 
 // SAFETY: a plain address; whoever reads through it vouches for the memory.
-unsafe impl Send for Rows {}
+unsafe impl<E> Send for Rows<E> {}
 // SAFETY: as above.
-unsafe impl Sync for Rows {}
+unsafe impl<E> Sync for Rows<E> {}
 
-impl Rows {
+impl<E> Rows<E> {
     pub(super) fn new(view: &RowsView) -> Self {
         Self {
-            base: view.address as usize as *const u16,
+            base: view.address as usize as *const E,
             stride: view.stride as isize,
             hidden: view.hidden as usize,
         }
@@ -27,25 +27,31 @@ impl Rows {
 
     /// # Safety
     /// - The row is inside live memory that nobody writes while the slice lives.
-    pub(super) unsafe fn row<'a>(&self, row: usize) -> &'a [u16] {
+    pub(super) unsafe fn row<'a>(&self, row: usize) -> &'a [E]
+    where
+        E: 'a,
+    {
         let start = self.base.wrapping_offset(row as isize * self.stride);
         // SAFETY: the caller's obligation.
         unsafe { slice::from_raw_parts(start, self.hidden) }
     }
 }
 
-/// A BF16 matrix to write.
+/// A matrix to write.
 #[derive(Clone, Copy)]
-pub(super) struct RowsMut(Rows);
+pub(super) struct RowsMut<E>(Rows<E>);
 
-impl RowsMut {
+impl<E> RowsMut<E> {
     pub(super) fn new(view: &RowsView) -> Self {
         Self(Rows::new(view))
     }
 
     /// # Safety
     /// - The row is inside live memory that nobody else accesses while the slice lives.
-    pub(super) unsafe fn row<'a>(&self, row: usize) -> &'a mut [u16] {
+    pub(super) unsafe fn row<'a>(&self, row: usize) -> &'a mut [E]
+    where
+        E: 'a,
+    {
         let start = self
             .0
             .base

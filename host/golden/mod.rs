@@ -21,8 +21,10 @@ mod weight_gradient;
 
 pub use slices::{Backward, Forward, Weight, backward_slices, forward_slices};
 
+use crate::element::Element;
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
 use crate::view::{Dtype, VectorView};
+use cake_rmsnorm_kernels::arith::backward_scale;
 use cake_rmsnorm_kernels::instructions::Instructions;
 use half::{bf16, f16};
 use memory::{Elements, ElementsMut, Rows, RowsMut};
@@ -43,8 +45,21 @@ const TASK_ELEMENTS: usize = 1 << 14;
 /// - Every address is valid for the elements of its view; outputs share memory with nothing, and
 ///   nobody else writes the inputs or accesses the outputs during the call.
 pub unsafe fn forward(op: &RmsNorm, args: &ForwardArgs) {
+    // SAFETY: the caller's obligations.
+    unsafe {
+        match op.input() {
+            Dtype::Bf16 => typed_forward::<bf16>(op, args),
+            Dtype::F16 => typed_forward::<f16>(op, args),
+            Dtype::F32 => typed_forward::<f32>(op, args),
+        }
+    }
+}
+
+/// # Safety
+/// - As [`forward`], for matrices of `E`.
+unsafe fn typed_forward<E: Element>(op: &RmsNorm, args: &ForwardArgs) {
     let task = ForwardTask {
-        x: Rows::new(&args.x),
+        x: Rows::<E>::new(&args.x),
         residual: args.residual.as_ref().map(Rows::new),
         // SAFETY: the weight has H elements of its type.
         w: unsafe { row_weight(&args.w) },
@@ -64,8 +79,21 @@ pub unsafe fn forward(op: &RmsNorm, args: &ForwardArgs) {
 /// # Safety
 /// - As [`forward`].
 pub unsafe fn backward(op: &RmsNorm, args: &BackwardArgs) {
+    // SAFETY: the caller's obligations.
+    unsafe {
+        match op.input() {
+            Dtype::Bf16 => typed_backward::<bf16>(op, args),
+            Dtype::F16 => typed_backward::<f16>(op, args),
+            Dtype::F32 => typed_backward::<f32>(op, args),
+        }
+    }
+}
+
+/// # Safety
+/// - As [`forward`], for matrices of `E`.
+unsafe fn typed_backward<E: Element>(op: &RmsNorm, args: &BackwardArgs) {
     let task = BackwardTask {
-        dy: Rows::new(&args.dy),
+        dy: Rows::<E>::new(&args.dy),
         x: Rows::new(&args.x),
         dh: args.dh.as_ref().map(Rows::new),
         // SAFETY: the weight has H elements of its type.
@@ -93,11 +121,11 @@ unsafe fn row_weight(view: &VectorView) -> RowWeight {
             Dtype::F32 => slice::from_raw_parts(address as *const f32, len).to_vec(),
             Dtype::Bf16 => {
                 let narrow = slice::from_raw_parts(address as *const bf16, len);
-                narrow.iter().map(|w| w.to_f32()).collect()
+                narrow.iter().map(|&w| Element::to_f32(w)).collect()
             }
             Dtype::F16 => {
                 let narrow = slice::from_raw_parts(address as *const f16, len);
-                narrow.iter().map(|w| w.to_f32()).collect()
+                narrow.iter().map(|&w| Element::to_f32(w)).collect()
             }
         }
     };
@@ -105,18 +133,18 @@ unsafe fn row_weight(view: &VectorView) -> RowWeight {
 }
 
 /// A forward, with H free.
-struct ForwardTask {
-    x: Rows,
-    residual: Option<Rows>,
+struct ForwardTask<E> {
+    x: Rows<E>,
+    residual: Option<Rows<E>>,
     w: RowWeight,
-    h: Option<RowsMut>,
-    y: RowsMut,
+    h: Option<RowsMut<E>>,
+    y: RowsMut<E>,
     rstd: ElementsMut,
     eps: f32,
     hidden: usize,
 }
 
-impl ForwardTask {
+impl<E: Element> ForwardTask<E> {
     /// # Safety
     /// - Every address is valid for `rows` rows; outputs share memory with nothing, and nobody
     ///   else writes the inputs or accesses the outputs during the call.
@@ -155,17 +183,17 @@ impl ForwardTask {
 }
 
 /// A backward, with H free.
-struct BackwardTask {
-    dy: Rows,
-    x: Rows,
-    dh: Option<Rows>,
+struct BackwardTask<E> {
+    dy: Rows<E>,
+    x: Rows<E>,
+    dh: Option<Rows<E>>,
     w: RowWeight,
     rstd: Elements,
-    dx: RowsMut,
+    dx: RowsMut<E>,
     hidden: usize,
 }
 
-impl BackwardTask {
+impl<E: Element> BackwardTask<E> {
     /// # Safety
     /// - As [`ForwardTask::run`].
     unsafe fn run(&self, rows: usize, dw: &mut [f32], instructions: Instructions) {
@@ -191,7 +219,13 @@ impl BackwardTask {
                 let rstd = self.rstd.read(row);
                 instructions.run(
                     #[inline(always)]
-                    || row::backward(dy, x, dh, &self.w, rstd, dx),
+                    || match backward_scale(rstd) {
+                        None => row::backward(dy, x, dh, &self.w, rstd, 1.0, dx),
+                        Some(row) => {
+                            let (x, r) = (row::scaled(x, row), rstd * row.inverse);
+                            row::backward(dy, &x, dh, &self.w, r, row.scale, dx);
+                        }
+                    },
                 );
             }
             let terms = rows.map(|row| (self.dy.row(row), self.x.row(row), self.rstd.read(row)));

@@ -1,11 +1,12 @@
 //! One row: its sums, y, and dx.
 
+use crate::element::Element;
+use crate::view::Dtype;
 use cake_rmsnorm_kernels::arith::{
-    self, LANE_ELEMENTS, RowScale, backward_scale, canonical, mean_square, projection,
-    reciprocal_root, rescued_rstd, widen_high, widen_low,
+    self, LANE_ELEMENTS, RowScale, canonical, mean_square, projection, reciprocal_root,
+    rescued_rstd,
 };
-use cake_rmsnorm_kernels::device::math::bf16x2;
-use std::borrow::Cow;
+use half::bf16;
 
 /// Elements of a tile.
 const TILE: usize = arith::TILE as usize;
@@ -42,17 +43,17 @@ impl RowWeight {
     }
 }
 
-/// h = BF16(x ⊕ residual).
+/// h = x ⊕ residual, rounded to its type.
 #[inline(always)]
-pub(super) fn add_residual(x: &[u16], residual: &[u16], h: &mut [u16]) {
+pub(super) fn add_residual<E: Element>(x: &[E], residual: &[E], h: &mut [E]) {
     for ((h, &x), &residual) in h.iter_mut().zip(x).zip(residual) {
-        *h = narrow(widen(x) + widen(residual));
+        *h = E::from_f32(x.to_f32() + residual.to_f32());
     }
 }
 
-/// y = BF16((h ⊗ rstd) ⊗ w) of a row h; returns rstd.
+/// y = (h ⊗ rstd) ⊗ w of a row h, rounded to its type; returns rstd.
 #[inline(always)]
-pub(super) fn forward(h: &[u16], w: &RowWeight, eps: f32, y: &mut [u16]) -> f32 {
+pub(super) fn forward<E: Element>(h: &[E], w: &RowWeight, eps: f32, y: &mut [E]) -> f32 {
     let hidden = h.len() as f32;
     let (mean, rescue) = mean_square(sum_of_squares(h, UNSCALED), hidden, eps);
     let rstd = match rescue {
@@ -60,89 +61,70 @@ pub(super) fn forward(h: &[u16], w: &RowWeight, eps: f32, y: &mut [u16]) -> f32 
         Some(row) => rescued_rstd(sum_of_squares(h, row), hidden, eps, row),
     };
     for ((y, &h), &w) in y.iter_mut().zip(h).zip(&w.elements) {
-        *y = narrow((widen(h) * rstd) * w);
+        *y = E::from_f32((h.to_f32() * rstd) * w);
     }
     canonical(rstd)
 }
 
-/// dx = BF16(fma(−k, x, rstd ⊗ a) [⊕ dh]) of a row, with a = dy ⊗ w.
+/// x′ of an extreme row: x ⊗ σ, rounded to BF16 where x is BF16, else an FP32 value.
 #[inline(always)]
-pub(super) fn backward(
-    dy: &[u16],
-    x: &[u16],
-    dh: Option<&[u16]>,
+pub(super) fn scaled<E: Element>(x: &[E], row: RowScale) -> Vec<f32> {
+    let scaled = x.iter().map(|x| x.to_f32() * row.scale);
+    match E::DTYPE {
+        Dtype::Bf16 => scaled.map(|x| bf16::from_f32(x).to_f32()).collect(),
+        _ => scaled.collect(),
+    }
+}
+
+/// dx = fma(−k, x′, r ⊗ a) ⊗ σ [⊕ dh] of a row, rounded to its type, with a = dy ⊗ w, r = rstd / σ.
+/// x′ are elements, or FP32 values of a row that was scaled.
+#[inline(always)]
+pub(super) fn backward<E: Element, X: Element>(
+    dy: &[E],
+    x: &[X],
+    dh: Option<&[E]>,
     w: &RowWeight,
     rstd: f32,
-    dx: &mut [u16],
+    scale: f32,
+    dx: &mut [E],
 ) {
-    let Scaled { x, rstd, scale } = Scaled::new(x, rstd);
-    let k = projection(dot(dy, w, &x), dx.len() as f32, rstd);
-    let gradient = |dy: u16, x: u16, w: f32| {
-        let a = widen(dy) * w;
-        widen(x).mul_add(-k, rstd * a) * scale
+    let k = projection(dot(dy, w, x), dx.len() as f32, rstd);
+    let gradient = |dy: E, x: X, w: f32| {
+        let a = dy.to_f32() * w;
+        x.to_f32().mul_add(-k, rstd * a) * scale
     };
-    let inputs = dy.iter().zip(&*x).zip(&w.elements);
+    let inputs = dy.iter().zip(x).zip(&w.elements);
     match dh {
         None => {
             for (dx, ((&dy, &x), &w)) in dx.iter_mut().zip(inputs) {
-                *dx = narrow(gradient(dy, x, w));
+                *dx = E::from_f32(gradient(dy, x, w));
             }
         }
         Some(dh) => {
             for ((dx, &dh), ((&dy, &x), &w)) in dx.iter_mut().zip(dh).zip(inputs) {
-                *dx = narrow(gradient(dy, x, w) + widen(dh));
+                *dx = E::from_f32(gradient(dy, x, w) + dh.to_f32());
             }
-        }
-    }
-}
-
-/// A row of the backward, scaled if it is an extreme one.
-pub(super) struct Scaled<'x> {
-    /// BF16(x ⊗ scale).
-    pub x: Cow<'x, [u16]>,
-    /// rstd / scale.
-    pub rstd: f32,
-    /// What dx is multiplied by in the end.
-    pub scale: f32,
-}
-
-impl<'x> Scaled<'x> {
-    #[inline(always)]
-    pub fn new(x: &'x [u16], rstd: f32) -> Self {
-        let Some(row) = backward_scale(rstd) else {
-            let x = Cow::Borrowed(x);
-            return Self {
-                x,
-                rstd,
-                scale: 1.0,
-            };
-        };
-        let scaled = x.iter().map(|&x| narrow(widen(x) * row.scale));
-        Self {
-            x: scaled.collect(),
-            rstd: rstd * row.inverse,
-            scale: row.scale,
         }
     }
 }
 
 /// The row sum of (h, h), h scaled.
 #[inline(always)]
-fn sum_of_squares(h: &[u16], row: RowScale) -> f32 {
+fn sum_of_squares<E: Element>(h: &[E], row: RowScale) -> f32 {
     let (tiles, tail) = h.as_chunks();
     let mut sum = RowSum::default();
     for h in tiles {
         let h = by_lane(h, row.scale);
         sum.add_tile(lane_values(&h, &h));
     }
-    let h = |j: usize| widen(tail[j]) * row.scale;
+    let h = |j: usize| tail[j].to_f32() * row.scale;
     sum.add_tile(tail_lane_values(tail.len(), |j| (h(j), h(j))));
     sum.finish()
 }
 
 /// The row sum of (a, x), a = dy ⊗ w.
 #[inline(always)]
-fn dot(dy: &[u16], w: &RowWeight, x: &[u16]) -> f32 {
+fn dot<E: Element, X: Element>(dy: &[E], w: &RowWeight, x: &[X]) -> f32 {
     let ((dy_tiles, dy), (x_tiles, x)) = (dy.as_chunks(), x.as_chunks());
     let mut sum = RowSum::default();
     for ((dy, x), w) in dy_tiles.iter().zip(x_tiles).zip(&w.tiles) {
@@ -153,7 +135,7 @@ fn dot(dy: &[u16], w: &RowWeight, x: &[u16]) -> f32 {
         sum.add_tile(lane_values(&a, &x));
     }
     let w = &w.elements[dy_tiles.len() * TILE..];
-    let terms = |j: usize| (widen(dy[j]) * w[j], widen(x[j]));
+    let terms = |j: usize| (dy[j].to_f32() * w[j], x[j].to_f32());
     sum.add_tile(tail_lane_values(dy.len(), terms));
     sum.finish()
 }
@@ -163,14 +145,13 @@ type ByLane = [[f32; LANES]; LANE_ELEMENTS];
 
 /// Widens a tile, scaled.
 #[inline(always)]
-fn by_lane(tile: &[u16; TILE], scale: f32) -> ByLane {
+fn by_lane<E: Element>(tile: &[E; TILE], scale: f32) -> ByLane {
     let mut out = [[0.0; LANES]; LANE_ELEMENTS];
     for (lane, elements) in tile.as_chunks::<LANE_ELEMENTS>().0.iter().enumerate() {
-        for (i, &[low, high]) in elements.as_chunks().0.iter().enumerate() {
-            // Two elements at a time: a word is what SIMD shuffles handle best.
-            let word = u32::from(low) | u32::from(high) << 16;
-            out[2 * i][lane] = widen_low(word) * scale;
-            out[2 * i + 1][lane] = widen_high(word) * scale;
+        for (i, &pair) in elements.as_chunks().0.iter().enumerate() {
+            let [low, high] = E::pair_to_f32(pair);
+            out[2 * i][lane] = low * scale;
+            out[2 * i + 1][lane] = high * scale;
         }
     }
     out
@@ -234,14 +215,4 @@ fn butterfly(values: [f32; LANES]) -> f32 {
     let v: [f32; 4] = step(v);
     let v: [f32; 2] = step(v);
     v[0] + v[1]
-}
-
-#[inline(always)]
-fn widen(bits: u16) -> f32 {
-    widen_low(u32::from(bits))
-}
-
-#[inline(always)]
-fn narrow(value: f32) -> u16 {
-    bf16x2(value, 0.0) as u16
 }

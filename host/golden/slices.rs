@@ -1,5 +1,6 @@
 //! The golden implementation on slices: packed rows, checked.
 
+use crate::element::Element;
 use crate::error::{Argument, Error, Result};
 use crate::op::{BackwardArgs, ForwardArgs, MAX_ROWS, RmsNorm};
 use crate::view::{Dtype, RowsView, VectorView, Workspace};
@@ -38,44 +39,44 @@ impl Weight<'_> {
 
 /// What a forward gives.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Forward {
-    /// BF16(x + residual), BF16 [T, H]; `None` without a residual.
-    pub h: Option<Vec<bf16>>,
-    /// y, BF16 [T, H].
-    pub y: Vec<bf16>,
+pub struct Forward<E = bf16> {
+    /// x + residual, rounded, [T, H]; `None` without a residual.
+    pub h: Option<Vec<E>>,
+    /// y [T, H].
+    pub y: Vec<E>,
     /// rstd, FP32 \[T\].
     pub rstd: Vec<f32>,
 }
 
 /// What a backward gives.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Backward {
-    /// Gradient of x, BF16 [T, H].
-    pub dx: Vec<bf16>,
+pub struct Backward<E = bf16> {
+    /// Gradient of x [T, H].
+    pub dx: Vec<E>,
     /// Gradient of w, FP32 \[H\].
     pub dw: Vec<f32>,
 }
 
-/// Forward over packed BF16 rows [T, H] in host memory.
+/// Forward over packed rows [T, H] in host memory.
 ///
 /// # Errors
 /// - [`Error::Length`] when `x` is not whole rows, when `residual` has another length, or `w` not
-///   H elements; [`Error::Dtype`] when `w` is not of the operator's weight type;
+///   H elements; [`Error::Dtype`] when `x` or `w` is not of the operator's type;
 ///   [`Error::TooManyRows`].
-pub fn forward_slices(
+pub fn forward_slices<E: Element>(
     op: &RmsNorm,
-    x: &[bf16],
-    residual: Option<&[bf16]>,
+    x: &[E],
+    residual: Option<&[E]>,
     w: Weight<'_>,
-) -> Result<Forward> {
+) -> Result<Forward<E>> {
     let rows = whole_rows(op, Argument::X, x)?;
     if let Some(residual) = residual {
         check_length(Argument::Residual, residual.len(), x.len())?;
     }
     check_weight(op, w)?;
 
-    let mut h = residual.map(|_| vec![bf16::ZERO; x.len()]);
-    let mut y = vec![bf16::ZERO; x.len()];
+    let mut h = residual.map(|_| vec![E::zeroed(); x.len()]);
+    let mut y = vec![E::zeroed(); x.len()];
     let mut rstd = vec![0.0; rows as usize];
     let args = ForwardArgs {
         x: packed(op, x.as_ptr(), rows),
@@ -90,21 +91,21 @@ pub fn forward_slices(
     Ok(Forward { h, y, rstd })
 }
 
-/// Backward over packed BF16 rows [T, H] in host memory: `dy`, `x` (what the forward normalised),
+/// Backward over packed rows [T, H] in host memory: `dy`, `x` (what the forward normalised),
 /// `dh` (added to dx), and `rstd` of the forward, FP32 \[T\].
 ///
 /// # Errors
 /// - [`Error::Length`] when `dy` is not whole rows, or another argument has not the length that
-///   `dy` and H ask for; [`Error::Dtype`] when `w` is not of the operator's weight type;
+///   `dy` and H ask for; [`Error::Dtype`] when `dy` or `w` is not of the operator's type;
 ///   [`Error::TooManyRows`].
-pub fn backward_slices(
+pub fn backward_slices<E: Element>(
     op: &RmsNorm,
-    dy: &[bf16],
-    x: &[bf16],
-    dh: Option<&[bf16]>,
+    dy: &[E],
+    x: &[E],
+    dh: Option<&[E]>,
     w: Weight<'_>,
     rstd: &[f32],
-) -> Result<Backward> {
+) -> Result<Backward<E>> {
     let rows = whole_rows(op, Argument::Dy, dy)?;
     check_length(Argument::X, x.len(), dy.len())?;
     if let Some(dh) = dh {
@@ -113,7 +114,7 @@ pub fn backward_slices(
     check_weight(op, w)?;
     check_length(Argument::Rstd, rstd.len(), rows as usize)?;
 
-    let mut dx = vec![bf16::ZERO; dy.len()];
+    let mut dx = vec![E::zeroed(); dy.len()];
     let mut dw = vec![0.0; op.hidden() as usize];
     let args = BackwardArgs {
         dy: packed(op, dy.as_ptr(), rows),
@@ -134,7 +135,14 @@ pub fn backward_slices(
 }
 
 /// T of the first argument.
-fn whole_rows(op: &RmsNorm, argument: Argument, first: &[bf16]) -> Result<u64> {
+fn whole_rows<E: Element>(op: &RmsNorm, argument: Argument, first: &[E]) -> Result<u64> {
+    if E::DTYPE != op.input() {
+        return Err(Error::Dtype {
+            argument,
+            found: E::DTYPE,
+            accepted: op.input(),
+        });
+    }
     let (elements, hidden) = (first.len() as u64, op.hidden());
     if !elements.is_multiple_of(hidden) {
         return Err(Error::Length {
@@ -172,6 +180,6 @@ fn check_weight(op: &RmsNorm, w: Weight<'_>) -> Result<()> {
     check_length(Argument::W, w.view().len as usize, op.hidden() as usize)
 }
 
-fn packed(op: &RmsNorm, address: *const bf16, rows: u64) -> RowsView {
-    RowsView::packed(address as u64, rows, op.hidden())
+fn packed<E: Element>(op: &RmsNorm, address: *const E, rows: u64) -> RowsView {
+    RowsView::packed(address as u64, rows, op.hidden()).with_dtype(E::DTYPE)
 }

@@ -1,8 +1,10 @@
 //! The weight gradient: leaves of rows, summed in an aligned binary tree.
 
 use super::TASK_ELEMENTS;
-use super::row::Scaled;
-use cake_rmsnorm_kernels::arith::{Pair, widen_low};
+use super::row::scaled;
+use crate::element::Element;
+use crate::view::Dtype;
+use cake_rmsnorm_kernels::arith::{Pair, backward_scale};
 use cake_rmsnorm_kernels::instructions::Instructions;
 use cake_rmsnorm_kernels::leaf;
 use std::ops::Range;
@@ -78,9 +80,9 @@ pub(super) struct Node {
 impl Node {
     /// The sum of dy·x·rstd over rows (dy, x, rstd), in order from (0, 0).
     #[inline(always)]
-    pub(super) fn leaf<'a>(
+    pub(super) fn leaf<'a, E: Element>(
         hidden: usize,
-        rows: impl Iterator<Item = (&'a [u16], &'a [u16], f32)> + Clone,
+        rows: impl Iterator<Item = (&'a [E], &'a [E], f32)> + Clone,
     ) -> Self {
         let mut node = Self {
             sum: vec![0.0; hidden],
@@ -91,9 +93,13 @@ impl Node {
             .chunks_mut(COLUMNS)
             .zip(node.comp.chunks_mut(COLUMNS));
         for (block, (sum, comp)) in blocks.enumerate() {
-            let first = block * COLUMNS;
+            let columns = block * COLUMNS..block * COLUMNS + sum.len();
             for (dy, x, rstd) in rows.clone() {
-                add_row(sum, comp, &dy[first..], &x[first..], rstd);
+                let (dy, x) = (&dy[columns.clone()], &x[columns.clone()]);
+                match backward_scale(rstd) {
+                    None => add_row(sum, comp, dy, x, rstd),
+                    Some(row) => add_row(sum, comp, dy, &scaled(x, row), rstd * row.inverse),
+                }
             }
         }
         node
@@ -132,15 +138,23 @@ impl Node {
 
 /// Adds one row's terms to the pairs of neighbouring columns.
 #[inline(always)]
-fn add_row(sum: &mut [f32], comp: &mut [f32], dy: &[u16], x: &[u16], rstd: f32) {
-    let Scaled { x, rstd, .. } = Scaled::new(x, rstd);
-    for ((sum, comp), (&dy, &x)) in sum.iter_mut().zip(comp).zip(dy.iter().zip(&*x)) {
-        let (dy, x) = (widen_low(u32::from(dy)), widen_low(u32::from(x)));
+fn add_row<E: Element, X: Element>(
+    sum: &mut [f32],
+    comp: &mut [f32],
+    dy: &[E],
+    x: &[X],
+    rstd: f32,
+) {
+    for ((sum, comp), (&dy, &x)) in sum.iter_mut().zip(comp).zip(dy.iter().zip(x)) {
+        let (dy, x) = (dy.to_f32(), x.to_f32());
         let pair = Pair {
             sum: *sum,
             comp: *comp,
-        }
-        .add_product(dy * x, rstd);
+        };
+        let pair = match E::DTYPE {
+            Dtype::F32 => pair.add_inexact_product(dy, x, rstd),
+            _ => pair.add_product(dy * x, rstd),
+        };
         (*sum, *comp) = (pair.sum, pair.comp);
     }
 }

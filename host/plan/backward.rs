@@ -1,7 +1,8 @@
 //! The backward's plan.
 
-use super::{DeviceProperties, Launch, check_rows, entry, routes};
+use super::{Alignment, DeviceProperties, Launch, check_rows, entry, general, routes};
 use crate::error::{Error, Result};
+use crate::op::RmsNorm;
 use cake_rmsnorm_kernels::arith::TILE;
 use cake_rmsnorm_kernels::backward::{block, reduce, split, warp, wide};
 use cake_rmsnorm_kernels::contract::{Program, WeightType};
@@ -22,7 +23,7 @@ pub struct LeafTable {
 }
 
 impl LeafTable {
-    fn new(rows: u64, hidden: u32, run_log2: u32) -> Self {
+    pub(super) fn new(rows: u64, hidden: u32, run_log2: u32) -> Self {
         Self {
             leaf_log2: leaf::leaf_rows(rows, hidden).trailing_zeros(),
             leaves: leaf::leaf_count(rows, hidden) as u32,
@@ -54,19 +55,21 @@ pub struct BackwardPlan {
     pub leaf: LeafTable,
     /// log₂ of the nodes that one thread of the reduce folds.
     pub chunk_log2: u32,
-    /// Bytes of scratch memory: 8·H for each node.
+    /// Bytes of scratch memory: 8·H for each node (H rounded up to a multiple of 8).
     pub workspace_bytes: u64,
+    /// Whether [`Program::GeneralBackward`] keeps its running sums in shared memory.
+    pub sums_in_shared: bool,
 }
 
-/// Plans a backward over `rows` rows of `hidden` elements (a multiple of 8 up to 65,536).
+/// Plans a backward of `op` over `rows` rows.
 ///
 /// # Errors
 /// - [`Error::TooManyRows`]; [`Error::UnsupportedDevice`]; [`Error::SharedMemory`].
 pub fn backward(
-    hidden: u32,
-    weight: WeightType,
+    op: &RmsNorm,
     rows: u64,
     residual: bool,
+    alignment: Alignment,
     device: &DeviceProperties,
 ) -> Result<BackwardPlan> {
     check_rows(rows)?;
@@ -83,8 +86,13 @@ pub fn backward(
             leaf,
             chunk_log2: 0,
             workspace_bytes: 0,
+            sums_in_shared: false,
         });
     }
+    let hidden = op.hidden() as u32;
+    let (Some(weight), Alignment::Vector) = (op.fast_weight(), alignment) else {
+        return general::backward(hidden, rows, device);
+    };
     if rows > routes::SPLIT_MAX_ROWS {
         // The first is meant for the width; a device with little shared memory takes a wider one.
         let mut wide_enough = routes::BACKWARD
@@ -134,6 +142,7 @@ fn split_plan(
         leaf,
         chunk_log2: 0,
         workspace_bytes: 0,
+        sums_in_shared: false,
     })
 }
 
@@ -179,6 +188,17 @@ fn single_read(
         dependent: false,
     };
 
+    with_reduce(main, leaf, hidden, false, device)
+}
+
+/// `main`, which stores a node for each run, and the reduce.
+pub(super) fn with_reduce(
+    main: Launch,
+    leaf: LeafTable,
+    hidden: u32,
+    sums_in_shared: bool,
+    device: &DeviceProperties,
+) -> Result<BackwardPlan> {
     let chunk_log2 = chunk_log2(leaf.runs(), REDUCE_THREADS);
     let reduce = Launch {
         kernel: entry(Program::Reduce, None, false),
@@ -188,12 +208,14 @@ fn single_read(
         dependent: true,
     };
     fits(reduce.shared_bytes, device)?;
+    let node_bytes = 8 * u64::from(tree::node_columns(hidden));
     Ok(BackwardPlan {
         main: Some(main),
         reduce: Some(reduce),
         leaf,
         chunk_log2,
-        workspace_bytes: u64::from(leaf.runs()) * 8 * u64::from(hidden),
+        workspace_bytes: u64::from(leaf.runs()) * node_bytes,
+        sums_in_shared,
     })
 }
 
@@ -225,7 +247,7 @@ fn shared_bytes(program: Program, residual: bool, hidden: u32, block: u32, run_l
     }
 }
 
-fn fits(needed: u32, device: &DeviceProperties) -> Result<()> {
+pub(super) fn fits(needed: u32, device: &DeviceProperties) -> Result<()> {
     let found = device.shared_bytes_per_block;
     if needed > found {
         Err(Error::SharedMemory { needed, found })

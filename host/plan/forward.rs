@@ -1,9 +1,10 @@
 //! The forward's plan.
 
-use super::{DeviceProperties, Launch, check_rows, entry, routes};
+use super::{Alignment, DeviceProperties, Launch, check_rows, entry, general, routes};
 use crate::error::Result;
+use crate::op::RmsNorm;
 use cake_rmsnorm_kernels::arith::TILE;
-use cake_rmsnorm_kernels::contract::{Program, WeightType};
+use cake_rmsnorm_kernels::contract::Program;
 use cake_rmsnorm_kernels::forward::ring_shared_bytes;
 use cake_rmsnorm_kernels::row_sum::SCRATCH_BYTES;
 
@@ -17,15 +18,16 @@ pub struct ForwardPlan {
     pub launch: Option<Launch>,
 }
 
-/// Plans a forward over `rows` rows of `hidden` elements (a multiple of 8 up to 65,536).
+/// Plans a forward of `op` over `rows` rows.
 ///
 /// # Errors
-/// - [`crate::Error::TooManyRows`]; [`crate::Error::UnsupportedDevice`].
+/// - [`crate::Error::TooManyRows`]; [`crate::Error::UnsupportedDevice`];
+///   [`crate::Error::SharedMemory`].
 pub fn forward(
-    hidden: u32,
-    weight: WeightType,
+    op: &RmsNorm,
     rows: u64,
     residual: bool,
+    alignment: Alignment,
     device: &DeviceProperties,
 ) -> Result<ForwardPlan> {
     check_rows(rows)?;
@@ -33,6 +35,11 @@ pub fn forward(
     if rows == 0 {
         return Ok(ForwardPlan { launch: None });
     }
+    let hidden = op.hidden() as u32;
+    let (Some(weight), Alignment::Vector) = (op.fast_weight(), alignment) else {
+        let launch = Some(general::forward(hidden, rows, device)?);
+        return Ok(ForwardPlan { launch });
+    };
     let route = routes::FORWARD
         .iter()
         .find(|route| hidden <= route.max_hidden);

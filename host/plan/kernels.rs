@@ -1,11 +1,12 @@
 //! What an operator needs to have loaded: the kernels that its plans choose from.
 
-use super::{DeviceProperties, Launch};
+use super::{Alignment, DeviceProperties, Launch};
 use crate::error::Result;
 use crate::op::{MAX_ROWS, RmsNorm};
+use crate::plan;
 use cake_rmsnorm_kernels::contract::Kernel;
 
-/// Every kernel that a forward or a backward of `op` launches on `device`, whatever T is. A
+/// Every kernel that a forward or a backward of `op` launches on `device`, whatever T and its arguments' alignment are. A
 /// handful: they depend on H, the element types and the form.
 ///
 /// # Errors
@@ -28,10 +29,12 @@ pub fn kernels(
         Err(error) => refused = Some(error),
     };
     for rows in heights() {
-        let forward = op.forward_plan(rows, residual, device);
-        add(forward.map(|plan| [plan.launch, None]));
-        let backward = op.backward_plan(rows, residual, device);
-        add(backward.map(|plan| [plan.main, plan.reduce]));
+        for alignment in [Alignment::Vector, Alignment::Element] {
+            let forward = plan::forward(op, rows, residual, alignment, device);
+            add(forward.map(|plan| [plan.launch, None]));
+            let backward = plan::backward(op, rows, residual, alignment, device);
+            add(backward.map(|plan| [plan.main, plan.reduce]));
+        }
     }
     match refused {
         Some(error) if kernels.is_empty() => Err(error),

@@ -3,6 +3,7 @@
 
 mod backward;
 mod forward;
+mod general;
 mod kernels;
 mod routes;
 
@@ -11,6 +12,7 @@ pub use forward::{ForwardPlan, forward};
 pub use kernels::kernels;
 
 use crate::error::{Error, Result};
+use crate::view::RowsView;
 use cake_rmsnorm_kernels::KERNELS;
 use cake_rmsnorm_kernels::contract::{Kernel, Program, WeightType};
 use rustc_hash::FxHashMap;
@@ -52,6 +54,26 @@ impl DeviceProperties {
             return Err(Error::UnsupportedDevice { major, minor });
         }
         Ok(())
+    }
+}
+
+/// How a call's matrices and weight lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Alignment {
+    /// Every row starts at a multiple of 16 bytes: what the fast kernels need.
+    Vector,
+    /// Some start elsewhere.
+    Element,
+}
+
+impl Alignment {
+    /// Of the matrices and the weight of a call.
+    pub(crate) fn of(views: impl IntoIterator<Item = RowsView>) -> Self {
+        if views.into_iter().all(|view| view.is_aligned()) {
+            Alignment::Vector
+        } else {
+            Alignment::Element
+        }
     }
 }
 

@@ -279,6 +279,18 @@ impl Pair {
         }
     }
 
+    /// Adds dy·x·r where dy·x is not exact in FP32: what its rounding lost, times r, joins `comp`.
+    #[inline(always)]
+    pub fn add_inexact_product(self, dy: f32, x: f32, r: f32) -> Pair {
+        let g = dy * x;
+        let lost = fma(dy, x, -g);
+        let pair = self.add_product(g, r);
+        Pair {
+            comp: fma(lost, r, pair.comp),
+            ..pair
+        }
+    }
+
     /// The sum of two nodes: TwoSum of the sums; its error joins the compensations.
     #[inline(always)]
     pub fn combine(self, right: Pair) -> Pair {
@@ -325,11 +337,19 @@ impl Pair {
 /// Pairs of eight consecutive columns.
 pub type LanePairs = [Pair; LANE_ELEMENTS];
 
-/// One row's contribution to the weight gradient of eight columns: dy·x is exact in FP32.
+/// One row's contribution to the weight gradient of eight columns, where dy·x is exact in FP32:
+/// of BF16 and FP16 values.
 #[inline(always)]
 pub fn accumulate(pairs: &mut LanePairs, dy: &Lane, x: &Lane, rstd: f32) {
     unroll!(LANE_ELEMENTS, |i| pairs[i] =
         pairs[i].add_product(dy[i] * x[i], rstd));
+}
+
+/// As [`accumulate`], for FP32 values.
+#[inline(always)]
+pub fn accumulate_inexact(pairs: &mut LanePairs, dy: &Lane, x: &Lane, rstd: f32) {
+    unroll!(LANE_ELEMENTS, |i| pairs[i] =
+        pairs[i].add_inexact_product(dy[i], x[i], rstd));
 }
 
 /// Combines eight columns of two neighbouring nodes.

@@ -61,6 +61,10 @@ pub enum Program {
     Copy,
     /// [`crate::bench::flush`].
     Flush,
+    /// [`crate::general::forward::forward`].
+    GeneralForward,
+    /// [`crate::general::backward::backward`].
+    GeneralBackward,
 }
 
 /// A kernel entry and its contract. One stands beside every entry; the planner, the PTX build
@@ -71,11 +75,11 @@ pub struct Kernel {
     pub name: &'static str,
     /// The generic kernel.
     pub program: Program,
-    /// The weight's type; `None` where there is no weight.
+    /// The weight's type; `None` where the kernel serves all.
     pub weight: Option<WeightType>,
-    /// Whether it is the residual form.
+    /// Whether it is the residual form; false where the kernel serves both.
     pub residual: bool,
-    /// The PTX module that holds it: one a kernel family and weight type.
+    /// The PTX module that holds it: one a kernel family and weight type, if it has one.
     pub module: &'static str,
     /// Most threads a block may have (`.maxntid`).
     pub max_threads: u32,

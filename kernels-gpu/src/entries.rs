@@ -7,11 +7,12 @@ use crate::backward::{
 };
 use crate::bench::{copy, flush};
 use crate::contract::{Kernel, Program, PtxCounts, WeightType};
-use crate::forward;
+use crate::general::params::{GeneralBackwardParams, GeneralForwardParams};
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::instructions::Instructions;
 use crate::params::{BackwardParams, CopyParams, FlushParams, ForwardParams, ReduceParams};
 use crate::rows::{Bf16Weight, F32Weight};
+use crate::{forward, general};
 
 /// One entry for the device.
 macro_rules! entry {
@@ -285,12 +286,59 @@ const BENCH: &[Kernel] = &[
     ),
 ];
 
+entry!(
+    "general",
+    general_forward,
+    GeneralForwardParams,
+    general::forward::forward,
+    F32Weight,
+    false
+);
+entry!(
+    "general",
+    general_backward,
+    GeneralBackwardParams,
+    general::backward::backward,
+    F32Weight,
+    false
+);
+
 #[cfg(not(target_arch = "nvptx64"))]
-const COUNT: usize = FORWARD.len() + BACKWARD.len() + REDUCE.len() + BENCH.len();
+const GENERAL: &[Kernel] = &[
+    contract!(
+        "general",
+        general_forward,
+        GeneralForwardParams,
+        general::forward::forward,
+        F32Weight,
+        false,
+        Program::GeneralForward,
+        None,
+        512,
+        0,
+        [2, 20, 14, 6]
+    ),
+    contract!(
+        "general",
+        general_backward,
+        GeneralBackwardParams,
+        general::backward::backward,
+        F32Weight,
+        false,
+        Program::GeneralBackward,
+        None,
+        256,
+        0,
+        [1, 10, 18, 7]
+    ),
+];
+
+#[cfg(not(target_arch = "nvptx64"))]
+const COUNT: usize = FORWARD.len() + BACKWARD.len() + REDUCE.len() + GENERAL.len() + BENCH.len();
 
 #[cfg(not(target_arch = "nvptx64"))]
 static ALL: [Kernel; COUNT] = {
-    let tables = [FORWARD, BACKWARD, REDUCE, BENCH];
+    let tables = [FORWARD, BACKWARD, REDUCE, GENERAL, BENCH];
     let mut all = [REDUCE[0]; COUNT];
     let (mut table, mut count) = (0, 0);
     while table < tables.len() {

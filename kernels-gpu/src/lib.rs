@@ -20,7 +20,9 @@ pub mod arith;
 pub mod backward;
 pub mod bench;
 pub mod entries;
+pub mod format;
 pub mod forward;
+pub mod general;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod instructions;
 pub mod leaf;

@@ -160,7 +160,7 @@ pub struct BackwardParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ReduceParams {
-    /// FP32 `[slots, 2, hidden]`.
+    /// FP32 `[slots, 2, columns]`, with as many columns as [`crate::tree::node_columns`] says.
     pub nodes: *const f32,
     /// dw.
     pub dw: WeightGradientOut,

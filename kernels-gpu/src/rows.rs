@@ -79,7 +79,7 @@ pub unsafe fn weight_lane<W: Weight>(w: *const u8, offset: f32, column: u32) -> 
 
 /// Eight FP32 values from their bits.
 #[inline(always)]
-fn lane_of_words(low: Words4, high: Words4) -> Lane {
+pub fn lane_of_words(low: Words4, high: Words4) -> Lane {
     let f = f32::from_bits;
     [
         f(low.0),
@@ -196,7 +196,7 @@ impl<const VECTORS: usize> Columns<VECTORS> {
 
 /// Elements before row `row`; 64-bit arithmetic throughout.
 #[inline(always)]
-fn row_offset<const GROUPED: bool>(row: u32, stride: Stride, groups: Groups) -> isize {
+pub fn row_offset<const GROUPED: bool>(row: u32, stride: Stride, groups: Groups) -> isize {
     let mut offset = i64::from(row).wrapping_mul(stride.row);
     if GROUPED {
         let before = i64::from(groups.before(row));

@@ -139,10 +139,18 @@ impl<const VECTORS: usize> Shelf<VECTORS> {
     }
 }
 
+/// Columns of a node in the workspace: H, up to whole vectors.
+#[must_use]
+#[inline(always)]
+pub const fn node_columns(hidden: u32) -> u32 {
+    (hidden + 7) & !7
+}
+
 /// Stores eight columns of a node in slot `slot` of the workspace: sums, then compensations.
 ///
 /// # Safety
-/// - `nodes` is FP32 `[slots, 2, hidden]`, 16-byte aligned, writable; `slot` is below slots.
+/// - `nodes` is FP32 `[slots, 2, hidden]`, 16-byte aligned, writable; `slot` is below slots, and
+///   `hidden` a multiple of 8 ([`node_columns`]).
 /// - `column` is a multiple of 8 and `column + 8 ≤ hidden`; no other thread accesses the place.
 #[inline(always)]
 pub unsafe fn store_node(nodes: *mut f32, slot: u32, hidden: u32, column: u32, pairs: &LanePairs) {

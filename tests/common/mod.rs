@@ -3,6 +3,7 @@
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::cpu::Cpu;
 use cake_rmsnorm::backend::sim::{Sim, SimBuffer};
+use cake_rmsnorm::plan::Alignment;
 use cake_rmsnorm::{BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -99,6 +100,16 @@ impl Case {
         }
     }
 
+    /// How the matrices lie.
+    #[allow(dead_code)] // not every test plans
+    pub fn alignment(&self) -> Alignment {
+        if self.stride.is_multiple_of(8) || self.rows < 2 {
+            Alignment::Vector
+        } else {
+            Alignment::Element
+        }
+    }
+
     /// Forward and backward on `backend`, whose memory `memory` gives out.
     pub fn run(
         &self,
@@ -142,10 +153,10 @@ impl Case {
         };
         // SAFETY: the buffers live until the results are read.
         unsafe { backend.forward(&self.op, &forward) }.expect("forward");
-        let plan = self
+        let bytes = self
             .op
-            .backward_plan(self.rows, self.residual, backend.properties());
-        let bytes = plan.expect("a plan").workspace_bytes;
+            .workspace_bytes(self.rows, self.residual, backend.properties());
+        let bytes = bytes.expect("a plan");
         let workspace = output("workspace", bytes as usize);
         let backward = BackwardArgs {
             dy: view(&*dy),

@@ -18,30 +18,17 @@ fn the_fixture_is_accepted() {
 
 #[test]
 fn operators_refuse_widths_without_a_kernel() {
-    for hidden in [
-        0,
-        1,
-        4,
-        7,
-        9,
-        12,
-        4100,
-        65_535,
-        65_537,
-        65_544,
-        1 << 32,
-        u64::MAX - 7,
-    ] {
-        for weight in [Dtype::Bf16, Dtype::F32] {
-            let made = RmsNorm::new(hidden, weight, 1e-6);
-            assert_eq!(made, Err(Error::UnsupportedHidden { hidden }));
+    for hidden in [0, 65_537, 65_544, 1 << 32, u64::MAX - 7] {
+        for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+            let builder = RmsNorm::builder(hidden).input(dtype).weight(dtype);
+            assert_eq!(builder.build(), Err(Error::UnsupportedHidden { hidden }));
         }
     }
-    for hidden in [8, 16, 1600, 16_384, 65_528, 65_536] {
-        assert_eq!(
-            RmsNorm::new(hidden, Dtype::F32, 0.0).map(|op| op.hidden()),
-            Ok(hidden)
-        );
+    for hidden in [1, 7, 8, 9, 1600, 4100, 16_384, 65_535, 65_536] {
+        for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+            let op = RmsNorm::builder(hidden).input(dtype).weight(dtype).build();
+            assert_eq!(op.map(|op| op.hidden()), Ok(hidden));
+        }
     }
 }
 

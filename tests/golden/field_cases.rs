@@ -385,7 +385,8 @@ fn any_alignment() {
 #[test]
 fn no_rows() {
     let op = operator(8, 1e-6);
-    let forward = forward_slices(&op, &[], Some(&[]), Weight::F32(&[1.0; 8])).unwrap();
+    let none: &[bf16] = &[];
+    let forward = forward_slices(&op, none, Some(none), Weight::F32(&[1.0; 8])).unwrap();
     assert!(forward.y.is_empty() && forward.rstd.is_empty() && forward.h == Some(vec![]));
     let mut dw = [7f32; 8];
     let empty = RowsView::packed(0, 0, 8);

@@ -6,38 +6,49 @@ mod naive;
 use super::memory::{Elements, ElementsMut, Rows, RowsMut};
 use super::row::RowWeight;
 use super::{BackwardTask, ForwardTask};
-use crate::view::{RowsView, VectorView};
+use crate::element::Element;
+use crate::view::{Dtype, RowsView, VectorView};
 use cake_rmsnorm_kernels::instructions::Instructions;
 use cake_rmsnorm_kernels::leaf::leaves_target;
-use half::bf16;
+use half::{bf16, f16};
+use naive::Naive;
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Inputs, packed; any H.
 #[derive(Debug)]
-pub struct Case {
+pub struct Case<E = bf16> {
     rows: usize,
     hidden: usize,
     eps: f32,
-    x: Vec<u16>,
-    dy: Vec<u16>,
-    residual: Option<Vec<u16>>,
-    dh: Option<Vec<u16>>,
+    x: Vec<E>,
+    dy: Vec<E>,
+    residual: Option<Vec<E>>,
+    dh: Option<Vec<E>>,
     w: Vec<f32>,
 }
 
 /// The bits of all outputs.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outputs {
-    h: Vec<u16>,
-    y: Vec<u16>,
+    h: Vec<u32>,
+    y: Vec<u32>,
     rstd: Vec<u32>,
-    dx: Vec<u16>,
+    dx: Vec<u32>,
     dw: Vec<u32>,
 }
 
-impl Case {
+fn bits<E: Element>(values: &[E]) -> Vec<u32> {
+    let bits = |value| match *bytemuck::bytes_of(value) {
+        [a, b] => u32::from(u16::from_le_bytes([a, b])),
+        [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
+        _ => unreachable!("elements have 2 or 4 bytes"),
+    };
+    values.iter().map(bits).collect()
+}
+
+impl<E: Naive> Case<E> {
     /// Rows of all magnitudes: ordinary ones, and huge, tiny, zero and spiked ones.
     fn new(rows: usize, hidden: usize, residual: bool, eps: f32, seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -53,17 +64,17 @@ impl Case {
                     4 => 0.0,
                     _ => 2f32.powi(rng.random_range(-3..3)),
                 };
+                // Near the ends of FP16, and beyond its smallest values.
+                let half = E::DTYPE == Dtype::F16 && scale != 0.0;
+                let scale = if half { scale.clamp(6e-8, 6e4) } else { scale };
                 let first = values.len();
                 values.extend((0..hidden).map(|_| rng.random_range(-1f32..1.0) * scale));
                 let any = first + rng.random_range(0..hidden);
                 if kind == 5 {
-                    values[any] = 1e30;
+                    values[any] = if half { 6e4 } else { 1e30 };
                 }
             }
-            values
-                .iter()
-                .map(|&value| bf16::from_f32(value).to_bits())
-                .collect::<Vec<u16>>()
+            values.iter().map(|&x| E::round(x)).collect::<Vec<E>>()
         };
         let (x, dy) = (matrix(true), matrix(false));
         let (residual, dh) = (
@@ -87,7 +98,7 @@ impl Case {
 
     /// The same with `value` in place of one element of x.
     fn with(mut self, row: usize, column: usize, value: f32) -> Self {
-        self.x[row * self.hidden + column] = bf16::from_f32(value).to_bits();
+        self.x[row * self.hidden + column] = E::round(value);
         self
     }
 
@@ -105,9 +116,11 @@ impl Case {
                 if let Some(residual) = &mut self.residual {
                     residual.copy_within(from.clone(), to);
                 }
-                self.dy[from].iter_mut().for_each(|dy| *dy ^= 0x8000);
+                self.dy[from]
+                    .iter_mut()
+                    .for_each(|dy| *dy = E::round(-dy.value()));
             } else if row == mirror {
-                self.dy[from].fill(0);
+                self.dy[from].fill(E::zeroed());
             }
         }
         self
@@ -115,57 +128,62 @@ impl Case {
 
     fn golden(&self, instructions: Instructions) -> Outputs {
         let elements = self.rows * self.hidden;
-        let mut out = Outputs {
-            h: vec![0; if self.residual.is_some() { elements } else { 0 }],
-            y: vec![0; elements],
-            rstd: vec![0; self.rows],
-            dx: vec![0; elements],
-            dw: vec![0; self.hidden],
-        };
-        let view = |address: *const u16| {
+        let mut h = vec![E::zeroed(); if self.residual.is_some() { elements } else { 0 }];
+        let mut y = vec![E::zeroed(); elements];
+        let mut dx = vec![E::zeroed(); elements];
+        let mut rstd = vec![0f32; self.rows];
+        let mut dw = vec![0f32; self.hidden];
+        let view = |address: *const E| {
             RowsView::packed(address as u64, self.rows as u64, self.hidden as u64)
         };
-        let rstd = VectorView::f32(out.rstd.as_mut_ptr() as u64, self.rows as u64);
-        let h = out.h.as_mut_ptr();
+        let matrix = |values: &Vec<E>| Rows::<E>::new(&view(values.as_ptr()));
+        let rstd_view = VectorView::f32(rstd.as_mut_ptr() as u64, self.rows as u64);
+        let h_address = h.as_mut_ptr();
         let forward = ForwardTask {
-            x: Rows::new(&view(self.x.as_ptr())),
-            residual: self
+            x: matrix(&self.x),
+            residual: self.residual.as_ref().map(matrix),
+            w: RowWeight::new(self.w.clone()),
+            h: self
                 .residual
                 .as_ref()
-                .map(|residual| Rows::new(&view(residual.as_ptr()))),
-            w: RowWeight::new(self.w.clone()),
-            h: self.residual.as_ref().map(|_| RowsMut::new(&view(h))),
-            y: RowsMut::new(&view(out.y.as_mut_ptr())),
-            rstd: ElementsMut::new(&rstd),
+                .map(|_| RowsMut::new(&view(h_address))),
+            y: RowsMut::new(&view(y.as_mut_ptr())),
+            rstd: ElementsMut::new(&rstd_view),
             eps: self.eps,
             hidden: self.hidden,
         };
         let normalised = if self.residual.is_some() {
-            h.cast_const()
+            h_address.cast_const()
         } else {
             self.x.as_ptr()
         };
         let backward = BackwardTask {
-            dy: Rows::new(&view(self.dy.as_ptr())),
+            dy: matrix(&self.dy),
             x: Rows::new(&view(normalised)),
-            dh: self.dh.as_ref().map(|dh| Rows::new(&view(dh.as_ptr()))),
+            dh: self.dh.as_ref().map(matrix),
             w: RowWeight::new(self.w.clone()),
-            rstd: Elements::new(&rstd),
-            dx: RowsMut::new(&view(out.dx.as_mut_ptr())),
+            rstd: Elements::new(&rstd_view),
+            dx: RowsMut::new(&view(dx.as_mut_ptr())),
             hidden: self.hidden,
         };
-        let dw: &mut [f32] = bytemuck::cast_slice_mut(&mut out.dw);
         // SAFETY: the views are those of live vectors of the right sizes, the outputs apart.
         unsafe {
             forward.run(self.rows, instructions);
-            backward.run(self.rows, dw, instructions);
+            backward.run(self.rows, &mut dw, instructions);
         }
-        out
+        Outputs {
+            h: bits(&h),
+            y: bits(&y),
+            rstd: bits(&rstd),
+            dx: bits(&dx),
+            dw: bits(&dw),
+        }
     }
 
     fn check(&self) {
         let what = format!(
-            "T={} H={} residual={}",
+            "{} T={} H={} residual={}",
+            E::DTYPE,
             self.rows,
             self.hidden,
             self.residual.is_some()
@@ -196,16 +214,18 @@ fn any_hidden_size() {
     for hidden in [
         1, 2, 3, 7, 8, 9, 31, 64, 255, 256, 257, 264, 513, 576, 1600, 3584, 4100,
     ] {
-        Case::new(40, hidden, false, 1e-6, hidden as u64).check();
-        Case::new(9, hidden, true, 0.0, hidden as u64).check();
+        Case::<bf16>::new(40, hidden, false, 1e-6, hidden as u64).check();
+        Case::<bf16>::new(9, hidden, true, 0.0, hidden as u64).check();
+        Case::<f16>::new(40, hidden, true, 1e-6, hidden as u64).check();
+        Case::<f32>::new(40, hidden, true, 0.0, hidden as u64).check();
     }
 }
 
 /// A NaN makes all of dw NaN, an infinity one column.
 #[test]
 fn not_finite() {
-    let case = |residual| Case::new(40, 264, residual, 1e-6, 9);
-    let nans = |case: &Case| {
+    let case = |residual| Case::<bf16>::new(40, 264, residual, 1e-6, 9);
+    let nans = |case: &Case<bf16>| {
         let dw = case.golden(Instructions::detect()).dw;
         dw.iter().filter(|&&dw| dw == 0x7fff_ffff).count()
     };
@@ -224,7 +244,7 @@ fn not_finite() {
 #[test]
 fn wide_rows() {
     for hidden in [8192, 8200, 16_384, 65_536] {
-        Case::new(5, hidden, true, 1e-5, hidden as u64).check();
+        Case::<bf16>::new(5, hidden, true, 1e-5, hidden as u64).check();
     }
 }
 
@@ -248,7 +268,7 @@ fn leaf_table_edges() {
             for rows in [edge - 1, edge, edge + 1] {
                 // Naively every row costs the same: wide rows need not have all edges.
                 if rows * hidden < 3 << 20 {
-                    Case::new(rows, hidden, false, 1e-6, rows as u64)
+                    Case::<bf16>::new(rows, hidden, false, 1e-6, rows as u64)
                         .cancelling()
                         .check();
                 }
@@ -261,8 +281,8 @@ fn leaf_table_edges() {
 #[test]
 fn leaves_of_many_rows() {
     for case in [
-        Case::new(4099, 1064, true, 1e-6, 1),
-        Case::new(70_000, 16, false, 1e-6, 2),
+        Case::<bf16>::new(4099, 1064, true, 1e-6, 1),
+        Case::<bf16>::new(70_000, 16, false, 1e-6, 2),
     ] {
         case.check();
         case.cancelling().check();
@@ -273,19 +293,22 @@ fn leaves_of_many_rows() {
 #[test]
 fn instruction_sets_agree() {
     let best = Instructions::detect();
+    fn agree<E: Naive>(rows: usize, hidden: usize, best: Instructions) {
+        let case = Case::<E>::new(rows, hidden, true, 1e-6, 7);
+        let same = case.golden(Instructions::Baseline) == case.golden(best);
+        assert!(same, "{} T={rows} H={hidden}", E::DTYPE);
+    }
     for (rows, hidden) in [(70, 8), (33, 257), (20, 1600), (3, 4096), (2, 65_536)] {
-        let case = Case::new(rows, hidden, true, 1e-6, 7);
-        assert!(
-            case.golden(Instructions::Baseline) == case.golden(best),
-            "T={rows} H={hidden}"
-        );
+        agree::<bf16>(rows, hidden, best);
+        agree::<f16>(rows, hidden, best);
+        agree::<f32>(rows, hidden, best);
     }
 }
 
 /// However many threads share the work.
 #[test]
 fn threads_agree() {
-    let case = Case::new(1500, 520, true, 1e-6, 3).cancelling();
+    let case = Case::<bf16>::new(1500, 520, true, 1e-6, 3).cancelling();
     let with = |threads| {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -309,8 +332,12 @@ proptest! {
         eps in prop_oneof![Just(0.0f32), Just(1e-6), Just(1e-30), Just(1e30)],
         seed: u64,
     ) {
-        let case = Case::new(rows, hidden, residual, eps, seed);
-        let case = if cancelling { case.cancelling() } else { case };
-        case.check();
+        fn check<E: Naive>(case: Case<E>, cancelling: bool) {
+            let case = if cancelling { case.cancelling() } else { case };
+            case.check();
+        }
+        check(Case::<bf16>::new(rows, hidden, residual, eps, seed), cancelling);
+        check(Case::<f16>::new(rows, hidden, residual, eps, seed), cancelling);
+        check(Case::<f32>::new(rows, hidden, residual, eps, seed), cancelling);
     }
 }

@@ -2,66 +2,122 @@
 //! lane of a butterfly spelled out. Of the crate's arithmetic it takes only the choice of the
 //! power of two for extreme rows.
 
-use super::{Case, Outputs};
+use super::{Case, Outputs, bits};
+use crate::element::Element;
 use cake_rmsnorm_kernels::arith;
-use half::bf16;
+use half::{bf16, f16};
 
-pub fn run(case: &Case) -> Outputs {
+/// Conversions that owe nothing to the kernels' own.
+pub trait Naive: Element {
+    /// Whether products of two elements are FP32 values.
+    const EXACT_PRODUCTS: bool;
+    fn value(self) -> f32;
+    fn round(value: f32) -> Self;
+    /// An element of an extreme row in the backward.
+    fn scaled(x: f32, row: arith::RowScale) -> f32 {
+        x * row.scale
+    }
+}
+
+impl Naive for bf16 {
+    const EXACT_PRODUCTS: bool = true;
+    fn value(self) -> f32 {
+        bf16::to_f32(self)
+    }
+    fn round(value: f32) -> Self {
+        if value.is_nan() {
+            return bf16::from_bits(0x7fff);
+        }
+        bf16::from_f32(value)
+    }
+    /// A BF16 value again.
+    fn scaled(x: f32, row: arith::RowScale) -> f32 {
+        Self::round(x * row.scale).value()
+    }
+}
+
+impl Naive for f16 {
+    const EXACT_PRODUCTS: bool = true;
+    fn value(self) -> f32 {
+        f16::to_f32(self)
+    }
+    fn round(value: f32) -> Self {
+        if value.is_nan() {
+            return f16::from_bits(0x7fff);
+        }
+        f16::from_f32(value)
+    }
+}
+
+impl Naive for f32 {
+    const EXACT_PRODUCTS: bool = false;
+    fn value(self) -> f32 {
+        self
+    }
+    fn round(value: f32) -> Self {
+        canonical(value)
+    }
+}
+
+fn values<E: Naive>(elements: &[E]) -> Vec<f32> {
+    elements.iter().map(|element| element.value()).collect()
+}
+
+pub fn run<E: Naive>(case: &Case<E>) -> Outputs {
     let hidden = case.hidden;
     let w = case.w.clone();
-    let mut out = Outputs {
-        h: vec![],
-        y: vec![],
-        rstd: vec![],
-        dx: vec![],
-        dw: vec![],
-    };
+    let (mut h_out, mut y_out, mut dx, mut rstds, mut dw) =
+        (vec![], vec![], vec![], vec![], vec![]);
     for row in 0..case.rows {
         let at = row * hidden..(row + 1) * hidden;
-        let mut h = widened(&case.x[at.clone()]);
+        let mut h = values(&case.x[at.clone()]);
         if let Some(residual) = &case.residual {
-            let residual = widened(&residual[at]);
-            let sums: Vec<u16> = (0..hidden).map(|j| narrow(h[j] + residual[j])).collect();
-            h = widened(&sums);
-            out.h.extend(sums);
+            let residual = values(&residual[at]);
+            let sums: Vec<E> = (0..hidden).map(|j| E::round(h[j] + residual[j])).collect();
+            h = values(&sums);
+            h_out.extend(sums);
         }
-        let (y, rstd) = forward(&h, &w, case.eps);
-        out.y.extend(y);
-        out.rstd.push(rstd.to_bits());
+        let (y, rstd) = forward::<E>(&h, &w, case.eps);
+        y_out.extend(y);
+        rstds.push(rstd);
     }
     let normalised = if case.residual.is_some() {
-        &out.h
+        &h_out
     } else {
         &case.x
     };
-    let rstd: Vec<f32> = out.rstd.iter().map(|&bits| f32::from_bits(bits)).collect();
-    for (row, &rstd) in rstd.iter().enumerate() {
+    for (row, &rstd) in rstds.iter().enumerate() {
         let at = row * hidden..(row + 1) * hidden;
         let (dy, x) = (
-            widened(&case.dy[at.clone()]),
-            widened(&normalised[at.clone()]),
+            values(&case.dy[at.clone()]),
+            values(&normalised[at.clone()]),
         );
-        let dh = case.dh.as_ref().map(|dh| widened(&dh[at]));
-        out.dx
-            .extend(input_gradient(&dy, &x, dh.as_deref(), &w, rstd));
+        let dh = case.dh.as_ref().map(|dh| values(&dh[at]));
+        dx.extend(input_gradient::<E>(&dy, &x, dh.as_deref(), &w, rstd));
     }
     for column in 0..hidden {
         let at = |row: usize| row * hidden + column;
         let terms: Vec<(f32, f32, f32)> = (0..case.rows)
             .map(|row| {
                 (
-                    widen(case.dy[at(row)]),
-                    widen(normalised[at(row)]),
-                    rstd[row],
+                    case.dy[at(row)].value(),
+                    normalised[at(row)].value(),
+                    rstds[row],
                 )
             })
             .collect();
-        out.dw.push(weight_gradient(&terms, hidden).to_bits());
+        dw.push(weight_gradient::<E>(&terms, hidden));
     }
-    out
+    Outputs {
+        h: bits(&h_out),
+        y: bits(&y_out),
+        rstd: bits(&rstds),
+        dx: bits(&dx),
+        dw: bits(&dw),
+    }
 }
 
-fn forward(h: &[f32], w: &[f32], eps: f32) -> (Vec<u16>, f32) {
+fn forward<E: Naive>(h: &[f32], w: &[f32], eps: f32) -> (Vec<E>, f32) {
     let hidden = h.len() as f32;
     let (mean, rescue) = arith::mean_square(row_sum(h, h), hidden, eps);
     let rstd = match rescue {
@@ -75,15 +131,21 @@ fn forward(h: &[f32], w: &[f32], eps: f32) -> (Vec<u16>, f32) {
     let y = h
         .iter()
         .zip(w)
-        .map(|(h, w)| narrow((h * rstd) * w))
+        .map(|(h, w)| E::round((h * rstd) * w))
         .collect();
     (y, canonical(rstd))
 }
 
-fn input_gradient(dy: &[f32], x: &[f32], dh: Option<&[f32]>, w: &[f32], rstd: f32) -> Vec<u16> {
+fn input_gradient<E: Naive>(
+    dy: &[f32],
+    x: &[f32],
+    dh: Option<&[f32]>,
+    w: &[f32],
+    rstd: f32,
+) -> Vec<E> {
     let hidden = dy.len() as f32;
     let a: Vec<f32> = dy.iter().zip(w).map(|(dy, w)| dy * w).collect();
-    let finish = |dx: f32, j: usize| narrow(dh.map_or(dx, |dh| dx + dh[j]));
+    let finish = |dx: f32, j: usize| E::round(dh.map_or(dx, |dh| dx + dh[j]));
     let unscaled = |x: &[f32], rstd: f32| -> Vec<f32> {
         let dot = row_sum(&a, x);
         let k = dot / hidden * rstd * rstd * rstd;
@@ -94,7 +156,7 @@ fn input_gradient(dy: &[f32], x: &[f32], dh: Option<&[f32]>, w: &[f32], rstd: f3
     let dx = match arith::backward_scale(rstd) {
         None => unscaled(x, rstd),
         Some(row) => {
-            let x: Vec<f32> = x.iter().map(|&x| scaled(x, row)).collect();
+            let x: Vec<f32> = x.iter().map(|&x| E::scaled(x, row)).collect();
             let dx = unscaled(&x, rstd * row.inverse);
             dx.iter().map(|dx| dx * row.scale).collect()
         }
@@ -103,11 +165,6 @@ fn input_gradient(dy: &[f32], x: &[f32], dh: Option<&[f32]>, w: &[f32], rstd: f3
         .enumerate()
         .map(|(j, &dx)| finish(dx, j))
         .collect()
-}
-
-/// An element of an extreme row in the backward: a BF16 value again.
-fn scaled(x: f32, row: arith::RowScale) -> f32 {
-    widen(narrow(x * row.scale))
 }
 
 fn row_sum(a: &[f32], b: &[f32]) -> f32 {
@@ -145,11 +202,11 @@ fn butterfly(mut lanes: Vec<f32>) -> f32 {
 }
 
 /// dw of one column, from its (dy, x, rstd).
-fn weight_gradient(terms: &[(f32, f32, f32)], hidden: usize) -> f32 {
+fn weight_gradient<E: Naive>(terms: &[(f32, f32, f32)], hidden: usize) -> f32 {
     let leaf_rows = leaf_rows(terms.len(), hidden);
     let leaves: Vec<(f32, f32)> = terms
         .chunks(leaf_rows)
-        .map(|rows| rows.iter().fold((0.0, 0.0), add_term))
+        .map(|rows| rows.iter().fold((0.0, 0.0), add_term::<E>))
         .collect();
     // Level by level: neighbours combine, a last one without a neighbour goes up as it is.
     let mut level = leaves;
@@ -184,10 +241,10 @@ fn leaf_rows(rows: usize, hidden: usize) -> usize {
     leaf_rows
 }
 
-fn add_term((sum, comp): (f32, f32), &(dy, x, rstd): &(f32, f32, f32)) -> (f32, f32) {
+fn add_term<E: Naive>((sum, comp): (f32, f32), &(dy, x, rstd): &(f32, f32, f32)) -> (f32, f32) {
     let (x, rstd) = match arith::backward_scale(rstd) {
         None => (x, rstd),
-        Some(row) => (scaled(x, row), rstd * row.inverse),
+        Some(row) => (E::scaled(x, row), rstd * row.inverse),
     };
     let g = dy * x;
     let product = g * rstd;
@@ -195,7 +252,12 @@ fn add_term((sum, comp): (f32, f32), &(dy, x, rstd): &(f32, f32, f32)) -> (f32, 
     let product_part = next - sum;
     let sum_part = next - product_part;
     let lost = (sum - sum_part) + g.mul_add(rstd, -product_part);
-    (next, comp + lost)
+    let comp = comp + lost;
+    if E::EXACT_PRODUCTS {
+        return (next, comp);
+    }
+    let rest = dy.mul_add(x, -g);
+    (next, rest.mul_add(rstd, comp))
 }
 
 fn combine(left: (f32, f32), right: (f32, f32)) -> (f32, f32) {
@@ -204,22 +266,6 @@ fn combine(left: (f32, f32), right: (f32, f32)) -> (f32, f32) {
     let left_part = sum - right_part;
     let lost = (left.0 - left_part) + (right.0 - right_part);
     (sum, (left.1 + right.1) + lost)
-}
-
-fn widen(bits: u16) -> f32 {
-    bf16::from_bits(bits).to_f32()
-}
-
-fn widened(bits: &[u16]) -> Vec<f32> {
-    bits.iter().map(|&bits| widen(bits)).collect()
-}
-
-fn narrow(value: f32) -> u16 {
-    if value.is_nan() {
-        0x7fff
-    } else {
-        bf16::from_f32(value).to_bits()
-    }
 }
 
 fn canonical(value: f32) -> f32 {

@@ -5,7 +5,8 @@ use crate::device::math::bf16x2;
 use crate::device::{dependent, global, shared, thread};
 use crate::params::{ReduceParams, WeightGradientOut};
 use crate::tree::{
-    Counter, FOLD_NARROW_BYTES, WIDTH, empty, fold_narrow, load_node, narrow_column, shelf_bytes,
+    Counter, FOLD_NARROW_BYTES, WIDTH, empty, fold_narrow, load_node, narrow_column, node_columns,
+    shelf_bytes,
 };
 
 /// Nodes that a thread loads at once.
@@ -17,7 +18,7 @@ const BATCH: usize = 4;
 /// block folds its positions.
 ///
 /// Contract: ⌈H / 32⌉ blocks of at most 16 warps, with (threads / 4) · 2^chunk_log2 ≥ nodes; shared
-/// memory of [`shared_bytes`]; `nodes` 16-byte aligned, H a multiple of 8.
+/// memory of [`shared_bytes`]; `nodes` 16-byte aligned.
 ///
 /// # Safety
 /// - `p` describes live buffers as [`ReduceParams`] says.
@@ -31,7 +32,7 @@ pub unsafe fn reduce(p: &ReduceParams) {
             return empty::<1>()[0];
         }
         // SAFETY: slots below p.node_count were written by the kernel before.
-        unsafe { load_node(p.nodes, slot, p.hidden, column.first) }
+        unsafe { load_node(p.nodes, slot, node_columns(p.hidden), column.first) }
     };
 
     dependent::wait();

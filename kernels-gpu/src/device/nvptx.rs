@@ -258,6 +258,36 @@ pub mod global {
         }
     }
 
+    /// Loads one 16-bit value.
+    ///
+    /// # Safety
+    /// - `pointer` is 2-byte aligned readable global memory.
+    /// - No other thread writes it without an ordering in between.
+    #[inline(always)]
+    pub unsafe fn load_u16(pointer: *const u16) -> u16 {
+        let value: u16;
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("ld.global.u16 {}, [{}];", out(reg16) value, in(reg64) pointer,
+                options(nostack, preserves_flags));
+        }
+        value
+    }
+
+    /// Stores one 16-bit value.
+    ///
+    /// # Safety
+    /// - `pointer` is 2-byte aligned writable global memory.
+    /// - No other thread accesses it without an ordering in between.
+    #[inline(always)]
+    pub unsafe fn store_u16(pointer: *mut u16, value: u16) {
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("st.global.u16 [{}], {};", in(reg64) pointer, in(reg16) value,
+                options(nostack, preserves_flags));
+        }
+    }
+
     /// Loads one FP32 value.
     ///
     /// # Safety
@@ -287,23 +317,9 @@ pub mod global {
                 options(nostack, preserves_flags));
         }
     }
-
-    /// Stores one 16-bit value.
-    ///
-    /// # Safety
-    /// - `pointer` is 2-byte aligned writable global memory.
-    /// - No other thread accesses it without an ordering in between.
-    #[inline(always)]
-    pub unsafe fn store_u16(pointer: *mut u16, value: u16) {
-        // SAFETY: the caller's obligations.
-        unsafe {
-            asm!("st.global.b16 [{}], {};", in(reg64) pointer, in(reg16) value,
-                options(nostack, preserves_flags));
-        }
-    }
 }
 
-/// Correctly rounded FP32 operations, and BF16 conversion.
+/// Correctly rounded FP32 operations, and conversion of BF16 and FP16.
 pub mod math {
     use core::arch::asm;
 
@@ -329,6 +345,31 @@ pub mod math {
                 in(reg32) low, options(pure, nomem, nostack, preserves_flags));
         }
         packed
+    }
+
+    /// Two values rounded to FP16 (nearest even, overflow to infinity, subnormals kept; NaN
+    /// becomes 0x7fff): `low` in bits 0 to 15.
+    #[inline(always)]
+    pub fn f16x2(low: f32, high: f32) -> u32 {
+        let packed: u32;
+        // SAFETY: register arithmetic.
+        unsafe {
+            asm!("cvt.rn.f16x2.f32 {}, {}, {};", out(reg32) packed, in(reg32) high,
+                in(reg32) low, options(pure, nomem, nostack, preserves_flags));
+        }
+        packed
+    }
+
+    /// Widens an FP16 value; exact, but for the bits of a NaN.
+    #[inline(always)]
+    pub fn widen_f16(bits: u16) -> f32 {
+        let value: f32;
+        // SAFETY: register arithmetic.
+        unsafe {
+            asm!("cvt.f32.f16 {}, {};", out(reg32) value, in(reg16) bits,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        value
     }
 }
 

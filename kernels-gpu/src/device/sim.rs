@@ -200,6 +200,30 @@ pub mod global {
         unsafe { global::store(pointer.cast::<[u32; 4]>(), words) }
     }
 
+    /// Loads one 16-bit value.
+    ///
+    /// # Safety
+    /// - `pointer` is 2-byte aligned readable global memory.
+    /// - No other thread writes it without an ordering in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load_u16(pointer: *const u16) -> u16 {
+        // SAFETY: the caller's obligations.
+        unsafe { global::load(pointer) }
+    }
+
+    /// Stores one 16-bit value.
+    ///
+    /// # Safety
+    /// - `pointer` is 2-byte aligned writable global memory.
+    /// - No other thread accesses it without an ordering in between.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn store_u16(pointer: *mut u16, value: u16) {
+        // SAFETY: the caller's obligations.
+        unsafe { global::store(pointer, value) }
+    }
+
     /// Loads one FP32 value.
     ///
     /// # Safety
@@ -223,21 +247,9 @@ pub mod global {
         // SAFETY: the caller's obligations.
         unsafe { global::store(pointer, value) }
     }
-
-    /// Stores one 16-bit value.
-    ///
-    /// # Safety
-    /// - `pointer` is 2-byte aligned writable global memory.
-    /// - No other thread accesses it without an ordering in between.
-    #[inline]
-    #[track_caller]
-    pub unsafe fn store_u16(pointer: *mut u16, value: u16) {
-        // SAFETY: the caller's obligations.
-        unsafe { global::store(pointer, value) }
-    }
 }
 
-/// Correctly rounded FP32 operations, and BF16 conversion.
+/// Correctly rounded FP32 operations, and conversion of BF16 and FP16.
 pub mod math {
     /// a·b + c with one rounding (to nearest even).
     #[inline(always)]
@@ -266,6 +278,50 @@ pub mod math {
         // A carry past the largest finite value gives infinity; infinity itself stays.
         let bits = x.to_bits();
         (bits + 0x7fff + (bits >> 16 & 1)) >> 16
+    }
+
+    /// Two values rounded to FP16 (nearest even, overflow to infinity, subnormals kept; NaN
+    /// becomes 0x7fff): `low` in bits 0 to 15.
+    #[inline(always)]
+    pub fn f16x2(low: f32, high: f32) -> u32 {
+        f16(low) | f16(high) << 16
+    }
+
+    /// 2¹⁶, and 2⁻¹⁴: the smallest normal FP16 value.
+    const TWO_16: u32 = (127 + 16) << 23;
+    const TWO_MINUS_14: u32 = (127 - 14) << 23;
+
+    #[inline(always)]
+    fn f16(x: f32) -> u32 {
+        let magnitude = x.abs().to_bits();
+        let sign = (x.to_bits() ^ magnitude) >> 16;
+        let rounded = if x.is_nan() {
+            return 0x7fff;
+        } else if magnitude >= TWO_16 {
+            0x7c00
+        } else if magnitude < TWO_MINUS_14 {
+            // The unit in the last place of ½ is FP16's smallest value: the addition rounds.
+            (x.abs() + 0.5).to_bits() - 0.5f32.to_bits()
+        } else {
+            // As in `bf16`; the exponent changes its bias. 65,520 and more carry to infinity.
+            (magnitude + 0xfff + (magnitude >> 13 & 1) - ((127 - 15) << 23)) >> 13
+        };
+        rounded | sign
+    }
+
+    /// Widens an FP16 value; exact, but for the bits of a NaN.
+    #[inline(always)]
+    pub fn widen_f16(bits: u16) -> f32 {
+        let sign = u32::from(bits & 0x8000) << 16;
+        let magnitude = u32::from(bits & 0x7fff) << 13;
+        // Read as FP32, the bits are 2⁻¹¹² times the value, subnormals included.
+        let value = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
+        let special = if bits & 0x7c00 == 0x7c00 {
+            0x7f80_0000
+        } else {
+            0
+        };
+        f32::from_bits(value.to_bits() | special | sign)
     }
 }
 
@@ -456,7 +512,7 @@ pub mod dependent {
 
 #[cfg(test)]
 mod tests {
-    use super::math::bf16x2;
+    use super::math::{bf16x2, f16x2, widen_f16};
 
     #[test]
     fn bf16_rounds_to_nearest_even() {
@@ -482,5 +538,37 @@ mod tests {
         assert_eq!(low(bits(0xffff_ffff)), 0x7fff, "NaN is canonical");
         assert_eq!(low(bits(0x7f80_0001)), 0x7fff);
         assert_eq!(bf16x2(1.0, -2.0), 0xc000_3f80);
+    }
+
+    /// Each FP16 value from its parts, and what is half a unit above it, and just beside that.
+    #[test]
+    fn fp16_rounds_to_nearest_even() {
+        let narrow = |x: f64| {
+            // Values with at most 24 bits: nothing is rounded here.
+            assert_eq!(f64::from(x as f32), x);
+            f16x2(x as f32, 0.0)
+        };
+        for bits in 0..0x7c00u16 {
+            let (exponent, fraction) = (i32::from(bits >> 10), f64::from(bits & 0x3ff));
+            let unit = 2f64.powi(exponent.max(1) - 25);
+            let value = (if exponent == 0 { 0.0 } else { 1024.0 } + fraction) * unit;
+            assert_eq!(f64::from(widen_f16(bits)), value);
+            assert_eq!(f64::from(widen_f16(bits | 0x8000)), -value);
+            assert_eq!(narrow(value), u32::from(bits));
+            let (next, half) = (u32::from(bits) + 1, value + unit / 2.0);
+            let even = u32::from(bits) + u32::from(bits & 1);
+            assert_eq!(narrow(half), even, "half a unit above {bits:#x}");
+            let beside = |by: i32| f32::from_bits((half as f32).to_bits().wrapping_add_signed(by));
+            assert_eq!(f16x2(beside(-1), 0.0), u32::from(bits));
+            assert_eq!(f16x2(beside(1), 0.0), next);
+            assert_eq!(f16x2(-beside(1), 0.0), next | 0x8000);
+        }
+        assert_eq!(f16x2(65_519.996, 65_520.0), 0x7c00_7bff, "beyond 65,504");
+        assert_eq!(f16x2(f32::MAX, f32::NEG_INFINITY), 0xfc00_7c00);
+        assert_eq!(f16x2(-0.0, f32::from_bits(1)), 0x0000_8000);
+        assert_eq!(f16x2(f32::NAN, -f32::NAN), 0x7fff_7fff, "NaN is canonical");
+        assert_eq!(widen_f16(0x7c00), f32::INFINITY);
+        assert_eq!(widen_f16(0xfc00), f32::NEG_INFINITY);
+        assert!(widen_f16(0x7c01).is_nan() && widen_f16(0xfe00).is_nan());
     }
 }
