@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 /// Arguments of `routes`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Elements of a row (H): a multiple of 8 from 8 to 65,536.
+    /// Elements of a row (H): 1 to 65,536.
     #[arg(long)]
     hidden: u64,
     /// Rows (T). Without it: powers of two, and where the choice of kernels changes.

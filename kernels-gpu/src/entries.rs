@@ -315,7 +315,7 @@ const GENERAL: &[Kernel] = &[
         Program::GeneralForward,
         None,
         512,
-        0,
+        2,
         [2, 20, 14, 6]
     ),
     contract!(
@@ -328,7 +328,7 @@ const GENERAL: &[Kernel] = &[
         Program::GeneralBackward,
         None,
         256,
-        0,
+        3,
         [1, 10, 18, 7]
     ),
 ];

@@ -96,7 +96,7 @@ fn what_cannot_be_timed_is_refused() {
     let cases: [(&[&str], &str); 4] = [
         (&["--rows", "0"], "nothing is launched for 0 rows"),
         (&["--rows", "2147483648"], "2147483648 rows are too many"),
-        (&["--hidden", "12"], "hidden size 12 is not supported"),
+        (&["--hidden", "65537"], "hidden size 65537 is not supported"),
         (&["--device", "sim"], "simulated time says nothing"),
     ];
     for (arguments, message) in cases {

@@ -32,7 +32,7 @@ pub struct Args {
     /// Rows (T) [default: 65537,1048576 on a GPU, 8200 elsewhere].
     #[arg(long, value_delimiter = ',')]
     rows: Vec<u64>,
-    /// Elements of a row (H), multiples of 8.
+    /// Elements of a row (H).
     #[arg(long, value_delimiter = ',', default_value = "256,1536,4096")]
     hidden: Vec<u64>,
     /// The weight's element type.

@@ -25,7 +25,7 @@ pub struct Args {
     /// What to time. `auto`: the GPU if there is one, else the golden implementation on the CPU.
     #[arg(long, value_enum, default_value = "auto")]
     device: DeviceArg,
-    /// Elements of a row (H), multiples of 8; 256 stands for per-head norms.
+    /// Elements of a row (H); 256 stands for per-head norms.
     #[arg(long, value_delimiter = ',', default_value = "256,2048,4096,6144")]
     hidden: Vec<u64>,
     /// Rows (T) [default: 1,32,128,256,1024,4096,16384,65536; on the CPU 1,32,256,1024].

@@ -32,7 +32,7 @@ pub struct Args {
     /// Rows (T) of seeded inputs [default: 1024].
     #[arg(long)]
     rows: Option<u64>,
-    /// Elements of a row (H) of seeded inputs, a multiple of 8 [default: 4096].
+    /// Elements of a row (H) of seeded inputs [default: 4096].
     #[arg(long)]
     hidden: Option<u64>,
     /// The weight's element type [default: f32, or as in the file].
