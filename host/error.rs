@@ -17,6 +17,7 @@ pub enum Argument {
     Dh,
     Dx,
     Dw,
+    DwBf16,
     Workspace,
 }
 
@@ -33,6 +34,7 @@ impl fmt::Display for Argument {
             Argument::Dh => "dh",
             Argument::Dx => "dx",
             Argument::Dw => "dw",
+            Argument::DwBf16 => "dw_bf16",
             Argument::Workspace => "workspace",
         })
     }
@@ -54,6 +56,33 @@ pub enum Error {
         /// eps as given.
         eps: f32,
     },
+    /// A weight offset is not a number that can be added.
+    #[error("a weight offset of {offset} is not accepted: it must be finite")]
+    InvalidWeightOffset {
+        /// The offset as given.
+        offset: f32,
+    },
+    /// A weight offset was given to an operator without a weight.
+    #[error("a weight offset of {offset} is not accepted: the operator has no weight to add it to")]
+    OffsetWithoutWeight {
+        /// The offset as given.
+        offset: f32,
+    },
+    /// An argument that the operator needs is not there.
+    #[error("{argument} is missing: the operator has a weight")]
+    Missing {
+        /// The argument.
+        argument: Argument,
+    },
+    /// An argument that the operator has no use for.
+    #[error("{argument} is given: accepted is none, for the operator has no weight")]
+    Unexpected {
+        /// The argument.
+        argument: Argument,
+    },
+    /// A backward has nothing to do.
+    #[error("neither dx nor dw is wanted: accepted are one of them or both")]
+    NoGradient,
     /// A tensor has another element type than the operator works on.
     #[error("{argument} is {found}, accepted is {accepted}")]
     Dtype {
@@ -102,6 +131,67 @@ pub enum Error {
         /// H.
         hidden: u64,
     },
+    /// An output's groups of rows overlap each other, or run backwards.
+    #[error(
+        "{argument} is an output and has groups at a distance of {stride}: accepted are at least \
+         {needed} elements, or groups that lie in each other's gaps"
+    )]
+    OutputGroups {
+        /// The output.
+        argument: Argument,
+        /// The distance between its groups in elements.
+        stride: i64,
+        /// Elements from a group's first to behind its last.
+        needed: i128,
+    },
+    /// Rows do not make whole groups.
+    #[error("{argument} has {rows} rows in groups of {group}: accepted are whole groups")]
+    RowGroups {
+        /// The tensor.
+        argument: Argument,
+        /// Its rows.
+        rows: u64,
+        /// Rows of a group.
+        group: u64,
+    },
+    /// Two tensors of a call have their rows in different groups.
+    #[error(
+        "{argument} has its rows in groups of {found}, another argument in groups of {expected}: \
+         accepted is one size"
+    )]
+    GroupsDiffer {
+        /// The tensor.
+        argument: Argument,
+        /// Rows of its groups.
+        found: u64,
+        /// Rows of the groups of the argument before.
+        expected: u64,
+    },
+    /// A shape has not as many strides as dimensions, or none.
+    #[error("a shape of {shape} dimensions has {strides} strides: accepted are as many, from 1 on")]
+    Dimensions {
+        /// Dimensions.
+        shape: usize,
+        /// Strides.
+        strides: usize,
+    },
+    /// A tensor's last dimension is not contiguous.
+    #[error("the last dimension has stride {stride}: accepted is 1")]
+    ColumnStride {
+        /// Its stride in elements.
+        stride: i64,
+    },
+    /// A tensor's leading dimensions are no rows with at most two strides.
+    #[error(
+        "the leading dimensions of shape {shape:?} with strides {strides:?} do not join to two: \
+         accepted are tensors whose other leading dimensions each continue the next"
+    )]
+    Uncollapsible {
+        /// The shape.
+        shape: Vec<u64>,
+        /// The strides in elements.
+        strides: Vec<i64>,
+    },
     /// An address is not aligned.
     #[error("{argument} is at address {address:#x}: accepted are multiples of {alignment} bytes")]
     Misaligned {
@@ -129,7 +219,10 @@ pub enum Error {
         argument: Argument,
     },
     /// An output shares memory with another argument.
-    #[error("{output} overlaps {other}: outputs must not share memory with other arguments")]
+    #[error(
+        "{output} overlaps {other}: accepted are outputs apart from all other arguments, and y or h \
+         in the place of x or residual, dx in the place of dy, x or dh"
+    )]
     Overlap {
         /// The output.
         output: Argument,

@@ -24,9 +24,12 @@ pub mod view;
 pub use cake_rmsnorm_kernels as kernels;
 pub use element::Element;
 pub use error::{Argument, Error, Result};
-pub use op::{BackwardArgs, ForwardArgs, MAX_HIDDEN, MAX_ROWS, RmsNorm, RmsNormBuilder};
+pub use op::{
+    BackwardArgs, ForwardArgs, MAX_HIDDEN, MAX_ROWS, RmsNorm, RmsNormBuilder, Update,
+    WeightGradient,
+};
 pub use step::Step;
-pub use view::{Dtype, RowsView, VectorView, Workspace};
+pub use view::{Dtype, RowGroups, RowsView, VectorView, Workspace};
 
 /// The examples of README.md, as tests.
 #[cfg(doctest)]

@@ -6,6 +6,8 @@
 //! dx_j = rstd·a_j − k·x_j + dh_j        dw_j = Σ_t dy_tj · x_tj · rstd_t
 //! ```
 //!
+//! w is what the rows are multiplied by: with its offset, or ones where there is no weight.
+//!
 //! It shares no code with the kernels and the golden implementation. Sums are compensated: of
 //! BF16 inputs and FP32 rstd the terms of dw and of Σx² are exact in FP64, so results are good to
 //! about 2⁻⁵⁰ of the largest term, however much they cancel. Matrices are packed rows of `hidden` elements;
@@ -204,6 +206,19 @@ impl WeightGradientSum {
         Ok(())
     }
 
+    /// Adds a value to each column: what a backward that accumulates finds in dw.
+    ///
+    /// # Errors
+    /// - [`Error::Length`] when there are not as many values as columns.
+    pub fn add_values(&mut self, values: &[f64]) -> Result<()> {
+        check_length(Argument::Dw, values.len(), self.columns.len())?;
+        for (column, value) in self.columns.iter_mut().zip(values) {
+            column.sum.add(*value);
+            column.terms += value.abs();
+        }
+        Ok(())
+    }
+
     /// The sum so far.
     #[must_use]
     pub fn finish(&self) -> WeightGradient {
@@ -358,6 +373,26 @@ mod tests {
         blocks.add_rows(&dy[..24], &x[..24], &rstd[..3]).unwrap();
         blocks.add_rows(&dy[24..], &x[24..], &rstd[3..]).unwrap();
         assert_eq!(blocks.finish(), whole);
+    }
+
+    #[test]
+    fn values_join_the_sum() {
+        let mut sum = WeightGradientSum::new(2);
+        sum.add_values(&[1e30, -2.0]).unwrap();
+        sum.add_rows(&[1.0, 1.0], &[2.0, 3.0], &[0.5]).unwrap();
+        sum.add_values(&[-1e30, 0.25]).unwrap();
+        let result = sum.finish();
+        assert_eq!(result.dw, [1.0, -0.25]);
+        assert_eq!(result.terms, [2e30 + 1.0, 3.75]);
+        let short = sum.add_values(&[0.0]);
+        assert_eq!(
+            short,
+            Err(Error::Length {
+                argument: Argument::Dw,
+                found: 1,
+                expected: 2,
+            })
+        );
     }
 
     #[test]

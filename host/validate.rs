@@ -1,8 +1,11 @@
 //! Validation of arguments, before anything is launched. Part of every call: allocates nothing.
 
+mod overlap;
+
 use crate::error::{Argument, Error, Result};
-use crate::op::{BackwardArgs, ForwardArgs, MAX_ROWS, RmsNorm};
-use crate::view::{Dtype, RowsView, Workspace};
+use crate::op::{BackwardArgs, ForwardArgs, MAX_ROWS, RmsNorm, Update, WeightGradient};
+use crate::view::{Dtype, RowGroups, RowsView, VectorView, Workspace};
+use overlap::{Region, overlap};
 
 /// Nodes of dw travel in 16-byte accesses.
 const WORKSPACE_ALIGNMENT: u64 = 16;
@@ -12,7 +15,8 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 struct Checked {
     argument: Argument,
     view: RowsView,
-    extent: Option<(u64, u64)>,
+    /// Its bytes; `None` when there are no elements.
+    region: Option<Region>,
 }
 
 /// Checks a forward's arguments; returns T.
@@ -37,23 +41,14 @@ pub(crate) fn forward(op: &RmsNorm, args: &ForwardArgs) -> Result<u32> {
     let inputs = [
         Some(matrix(Argument::X, args.x)?),
         optional(args.residual, |view| matrix(Argument::Residual, view))?,
-        Some(vector(
-            Argument::W,
-            args.w.as_rows(),
-            op.weight(),
-            op.hidden(),
-        )?),
+        weight(op, args.w)?,
     ];
     let outputs = [
         Some(output(matrix(Argument::Y, args.y)?)?),
         optional(args.h, |view| output(matrix(Argument::H, view)?))?,
-        Some(vector(
-            Argument::Rstd,
-            args.rstd.as_rows(),
-            Dtype::F32,
-            args.x.rows,
-        )?),
+        rstd(args.rstd, args.x.rows)?,
     ];
+    one_group_size(inputs.iter().chain(&outputs))?;
     disjoint(&outputs, &inputs)?;
     Ok(rows)
 }
@@ -66,39 +61,65 @@ pub(crate) fn backward(op: &RmsNorm, args: &BackwardArgs) -> Result<u32> {
         Some(matrix(Argument::Dy, args.dy)?),
         Some(matrix(Argument::X, args.x)?),
         optional(args.dh, |view| matrix(Argument::Dh, view))?,
-        Some(vector(
-            Argument::W,
-            args.w.as_rows(),
-            op.weight(),
-            op.hidden(),
-        )?),
-        Some(vector(
-            Argument::Rstd,
-            args.rstd.as_rows(),
-            Dtype::F32,
-            args.dy.rows,
-        )?),
+        weight(op, args.w)?,
+        rstd(args.rstd, args.dy.rows)?,
     ];
-    let outputs = [
-        Some(output(matrix(Argument::Dx, args.dx)?)?),
-        Some(vector(
-            Argument::Dw,
-            args.dw.as_rows(),
-            Dtype::F32,
-            op.hidden(),
-        )?),
-        Some(scratch(args.workspace)?),
-    ];
+    if args.dx.is_none() && args.dw.is_none() {
+        return Err(Error::NoGradient);
+    }
+    let dx = optional(args.dx, |view| output(matrix(Argument::Dx, view)?))?;
+    let [dw, dw_bf16] = weight_gradient(op, args.dw.as_ref())?;
+    let outputs = [dx, dw, dw_bf16, Some(scratch(args.workspace)?)];
+    one_group_size(inputs.iter().chain(&outputs))?;
     disjoint(&outputs, &inputs)?;
     Ok(rows)
 }
 
 /// Checks an argument that need not be there.
-fn optional(
-    view: Option<RowsView>,
-    check: impl FnOnce(RowsView) -> Result<Checked>,
+fn optional<T>(
+    view: Option<T>,
+    check: impl FnOnce(T) -> Result<Checked>,
 ) -> Result<Option<Checked>> {
     view.map(check).transpose()
+}
+
+/// The weight is there if, and only if, the operator has one.
+fn weight(op: &RmsNorm, w: Option<VectorView>) -> Result<Option<Checked>> {
+    let argument = Argument::W;
+    match (w, op.weight()) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(Error::Missing { argument }),
+        (Some(_), None) => Err(Error::Unexpected { argument }),
+        (Some(w), Some(dtype)) => vector(argument, w, dtype, op.hidden()).map(Some),
+    }
+}
+
+fn rstd(view: Option<VectorView>, rows: u64) -> Result<Option<Checked>> {
+    optional(view, |view| vector(Argument::Rstd, view, Dtype::F32, rows))
+}
+
+/// dw, and dw as BF16 besides.
+fn weight_gradient(op: &RmsNorm, dw: Option<&WeightGradient>) -> Result<[Option<Checked>; 2]> {
+    let Some(dw) = dw else {
+        return Ok([None, None]);
+    };
+    if op.weight().is_none() {
+        return Err(Error::Unexpected {
+            argument: Argument::Dw,
+        });
+    }
+    // BF16 has too few bits to add up in.
+    let narrow = dw.dw.dtype == Dtype::Bf16;
+    let dtype = if narrow && dw.update == Update::Overwrite && dw.bf16.is_none() {
+        Dtype::Bf16
+    } else {
+        Dtype::F32
+    };
+    let bf16 = |view| vector(Argument::DwBf16, view, Dtype::Bf16, op.hidden());
+    Ok([
+        Some(vector(Argument::Dw, dw.dw, dtype, op.hidden())?),
+        optional(dw.bf16, bf16)?,
+    ])
 }
 
 /// Checks that the workspace has `needed` bytes.
@@ -142,11 +163,20 @@ fn matrix(op: &RmsNorm, argument: Argument, view: RowsView, rows: u64) -> Result
             expected: rows,
         });
     }
-    placed(argument, view)
+    match view.groups {
+        Some(groups) if groups.rows == 0 || !rows.is_multiple_of(groups.rows) => {
+            Err(Error::RowGroups {
+                argument,
+                rows,
+                group: groups.rows,
+            })
+        }
+        _ => placed(argument, view.normal(), view.dtype.bytes()),
+    }
 }
 
 /// A vector of `len` elements.
-fn vector(argument: Argument, view: RowsView, dtype: Dtype, len: u64) -> Result<Checked> {
+fn vector(argument: Argument, view: VectorView, dtype: Dtype, len: u64) -> Result<Checked> {
     if view.dtype != dtype {
         return Err(Error::Dtype {
             argument,
@@ -154,39 +184,28 @@ fn vector(argument: Argument, view: RowsView, dtype: Dtype, len: u64) -> Result<
             accepted: dtype,
         });
     }
-    if view.hidden != len {
+    if view.len != len {
         return Err(Error::Length {
             argument,
-            found: view.hidden,
+            found: view.len,
             expected: len,
         });
     }
-    placed(argument, view)
+    placed(argument, view.as_rows(), dtype.bytes())
 }
 
 /// Scratch bytes.
 fn scratch(workspace: Workspace) -> Result<Checked> {
-    let view = RowsView {
-        address: workspace.address,
-        dtype: Dtype::F32,
-        rows: 1,
-        hidden: workspace.bytes / 4,
-        stride: 0,
-    };
-    placed(Argument::Workspace, view)
+    let words = VectorView::f32(workspace.address, workspace.bytes / 4);
+    placed(Argument::Workspace, words.as_rows(), WORKSPACE_ALIGNMENT)
 }
 
 /// Checks where the argument lies.
-fn placed(argument: Argument, view: RowsView) -> Result<Checked> {
-    let extent = view.extent(argument)?;
-    if extent.is_some() {
+fn placed(argument: Argument, view: RowsView, alignment: u64) -> Result<Checked> {
+    let region = if view.extent(argument)?.is_some() {
         if view.address == 0 {
             return Err(Error::NullPointer { argument });
         }
-        let alignment = match argument {
-            Argument::Workspace => WORKSPACE_ALIGNMENT,
-            _ => view.dtype.bytes(),
-        };
         if !view.address.is_multiple_of(alignment) {
             return Err(Error::Misaligned {
                 argument,
@@ -194,38 +213,90 @@ fn placed(argument: Argument, view: RowsView) -> Result<Checked> {
                 alignment,
             });
         }
-    }
+        Some(region(&view))
+    } else {
+        None
+    };
     Ok(Checked {
         argument,
         view,
-        extent,
+        region,
     })
+}
+
+/// The bytes of a view that has some.
+fn region(view: &RowsView) -> Region {
+    let bytes = i128::from(view.dtype.bytes());
+    let (groups, rows, group_stride) = view.grouping();
+    Region {
+        start: i128::from(view.address),
+        width: i128::from(view.hidden) * bytes,
+        rows: i128::from(rows),
+        row_stride: i128::from(view.stride) * bytes,
+        groups: i128::from(groups),
+        group_stride: i128::from(group_stride) * bytes,
+    }
 }
 
 /// An output's rows must not overlap each other.
 fn output(checked: Checked) -> Result<Checked> {
-    let RowsView {
-        rows,
-        hidden,
-        stride,
-        ..
-    } = checked.view;
-    if rows > 1 && stride < hidden as i64 {
+    let Checked { argument, view, .. } = checked;
+    let (groups, rows, group_stride) = view.grouping();
+    if rows > 1 && view.stride < view.hidden as i64 {
         return Err(Error::OutputStride {
-            argument: checked.argument,
-            stride,
-            hidden,
+            argument,
+            stride: view.stride,
+            hidden: view.hidden,
         });
+    }
+    // A group lies behind the other, or its rows in the gaps of the other's.
+    let reach = |count: u64, stride: i64| i128::from(count - 1) * i128::from(stride);
+    let behind = |stride: i64, needed: i128| i128::from(stride) >= needed;
+    let hidden = i128::from(view.hidden);
+    if groups > 1 {
+        let needed = reach(rows, view.stride) + hidden;
+        let between = i128::from(group_stride) >= hidden
+            && behind(view.stride, reach(groups, group_stride) + hidden);
+        if !behind(group_stride, needed) && !between {
+            return Err(Error::OutputGroups {
+                argument,
+                stride: group_stride,
+                needed,
+            });
+        }
     }
     Ok(checked)
 }
 
-/// Outputs share memory with nothing.
+/// Kernels divide the row's number by one size.
+fn one_group_size<'a>(arguments: impl Iterator<Item = &'a Option<Checked>>) -> Result<()> {
+    let mut expected = None;
+    for Checked { argument, view, .. } in arguments.flatten() {
+        let Some(RowGroups { rows: found, .. }) = view.groups else {
+            continue;
+        };
+        let expected = *expected.get_or_insert(found);
+        if found != expected {
+            return Err(Error::GroupsDiffer {
+                argument: *argument,
+                found,
+                expected,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Outputs share memory with nothing, but for elements that take the place of the same ones of an
+/// input: whoever writes one has read the other.
 fn disjoint(outputs: &[Option<Checked>], inputs: &[Option<Checked>]) -> Result<()> {
     for (i, output) in outputs.iter().enumerate() {
         let Some(output) = output else { continue };
         for other in inputs.iter().chain(&outputs[i + 1..]).flatten() {
-            if overlap(output, other) {
+            let (Some(a), Some(b)) = (&output.region, &other.region) else {
+                continue;
+            };
+            if overlap(a, b) && !in_place(output, other) {
                 return Err(Error::Overlap {
                     output: output.argument,
                     other: other.argument,
@@ -236,20 +307,10 @@ fn disjoint(outputs: &[Option<Checked>], inputs: &[Option<Checked>]) -> Result<(
     Ok(())
 }
 
-fn overlap(a: &Checked, b: &Checked) -> bool {
-    let (Some((a_start, a_end)), Some((b_start, b_end))) = (a.extent, b.extent) else {
-        return false;
-    };
-    if a_end <= b_start || b_end <= a_start {
-        return false;
-    }
-    // Rows of one matrix may lie in the gaps of another: exact where the strides agree.
-    let period = a.view.stride as i128 * i128::from(a.view.dtype.bytes());
-    let same = a.view.stride == b.view.stride && a.view.dtype == b.view.dtype;
-    if !same || period <= 0 || a.view.rows < 2 || b.view.rows < 2 {
-        return true;
-    }
-    let width = |c: &Checked| i128::from(c.view.hidden) * i128::from(c.view.dtype.bytes());
-    let offset = (i128::from(b.view.address) - i128::from(a.view.address)).rem_euclid(period);
-    offset < width(a) || offset + width(b) > period
+/// Whether `output` may lie where `input` does, and does so element for element.
+fn in_place(output: &Checked, input: &Checked) -> bool {
+    use Argument::{Dh, Dx, Dy, H, Residual, X, Y};
+    let pair = (output.argument, input.argument);
+    matches!(pair, (Y | H, X | Residual) | (Dx, Dy | X | Dh))
+        && output.view.same_memory(&input.view)
 }

@@ -7,7 +7,7 @@ use cake_rmsnorm::Dtype;
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::sim::Sim;
 use cake_rmsnorm::kernels::{KERNELS, bench};
-use cake_rmsnorm::plan::{self, DeviceProperties};
+use cake_rmsnorm::plan::{self, BackwardForm, DeviceProperties, ForwardForm};
 use cake_rmsnorm_simt::{Checks, Schedule};
 use common::Case;
 use rayon::prelude::*;
@@ -84,8 +84,18 @@ const VARIANTS: [(Dtype, bool); 4] = [
 /// Names of the kernels that a case launches.
 fn kernels(case: &Case, device: &DeviceProperties) -> Vec<&'static str> {
     let alignment = case.alignment();
-    let forward = plan::forward(&case.op, case.rows, case.residual, alignment, device);
-    let backward = plan::backward(&case.op, case.rows, case.residual, alignment, device);
+    let forward = ForwardForm {
+        residual: case.residual,
+        alignment,
+        ..ForwardForm::default()
+    };
+    let backward = BackwardForm {
+        residual: case.residual,
+        alignment,
+        ..BackwardForm::default()
+    };
+    let forward = plan::forward(&case.op, case.rows, forward, device);
+    let backward = plan::backward(&case.op, case.rows, backward, device);
     let (forward, backward) = (forward.expect("a plan"), backward.expect("a plan"));
     let launches = [forward.launch, backward.main, backward.reduce];
     let launches = launches.iter().flatten();

@@ -13,7 +13,8 @@ use cake_rmsnorm::kernels::params::{BackwardParams, ForwardParams, ReduceParams}
 use cake_rmsnorm::kernels::row_sum::SCRATCH_BYTES;
 use cake_rmsnorm::kernels::tree;
 use cake_rmsnorm::plan::{
-    self, Alignment, BackwardPlan, DeviceProperties, ForwardPlan, Launch, LeafTable,
+    self, Alignment, BackwardForm, BackwardPlan, DeviceProperties, ForwardForm, ForwardPlan,
+    Gradients, Launch, LeafTable, Rstd,
 };
 use cake_rmsnorm::{Dtype, Error, MAX_HIDDEN, MAX_ROWS, RmsNorm};
 use proptest::prelude::*;
@@ -68,9 +69,29 @@ struct Shape {
     weight: Dtype,
     residual: bool,
     alignment: Alignment,
+    grouped: bool,
+    gradients: Gradients,
+    in_place: bool,
+    rstd: Rstd,
 }
 
 impl Shape {
+    /// BF16 rows of one distance, aligned; dx and dw both, from the rstd that was kept.
+    fn plain(hidden: u64, rows: u64, weight: Dtype, residual: bool) -> Self {
+        Self {
+            hidden,
+            rows,
+            input: Dtype::Bf16,
+            weight,
+            residual,
+            alignment: Alignment::Vector,
+            grouped: false,
+            gradients: Gradients::Both,
+            in_place: false,
+            rstd: Rstd::Kept,
+        }
+    }
+
     fn operator(self) -> RmsNorm {
         let builder = RmsNorm::builder(self.hidden).input(self.input);
         builder
@@ -81,12 +102,25 @@ impl Shape {
 
     fn forward(self, device: &DeviceProperties) -> Result<ForwardPlan, Error> {
         let op = self.operator();
-        plan::forward(&op, self.rows, self.residual, self.alignment, device)
+        let form = ForwardForm {
+            residual: self.residual,
+            alignment: self.alignment,
+            grouped: self.grouped,
+        };
+        plan::forward(&op, self.rows, form, device)
     }
 
     fn backward(self, device: &DeviceProperties) -> Result<BackwardPlan, Error> {
         let op = self.operator();
-        plan::backward(&op, self.rows, self.residual, self.alignment, device)
+        let form = BackwardForm {
+            residual: self.residual,
+            alignment: self.alignment,
+            grouped: self.grouped,
+            gradients: self.gradients,
+            in_place: self.in_place,
+            rstd: self.rstd,
+        };
+        plan::backward(&op, self.rows, form, device)
     }
 
     /// Whether the fast kernels take it.
@@ -120,14 +154,8 @@ fn rows() -> impl Strategy<Value = u64> {
 /// Shapes of the fast kernels.
 fn fast_shape() -> impl Strategy<Value = Shape> {
     let weight = prop::sample::select(&[Dtype::Bf16, Dtype::F32][..]);
-    (hidden(), rows(), weight, any::<bool>()).prop_map(|(hidden, rows, weight, residual)| Shape {
-        hidden,
-        rows,
-        input: Dtype::Bf16,
-        weight,
-        residual,
-        alignment: Alignment::Vector,
-    })
+    (hidden(), rows(), weight, any::<bool>())
+        .prop_map(|(hidden, rows, weight, residual)| Shape::plain(hidden, rows, weight, residual))
 }
 
 /// Fast shapes, and any.
@@ -135,16 +163,24 @@ fn shape() -> impl Strategy<Value = Shape> {
     let dtype = || prop::sample::select(&[Dtype::Bf16, Dtype::F16, Dtype::F32][..]);
     let hidden = prop_oneof![hidden(), 1..=1024_u64, 1..=MAX_HIDDEN];
     let alignment = prop::sample::select(&[Alignment::Vector, Alignment::Element][..]);
-    let any = (hidden, rows(), dtype(), dtype(), any::<bool>(), alignment);
-    let any = any.prop_map(|(hidden, rows, input, weight, residual, alignment)| Shape {
-        hidden,
-        rows,
+    let general = (hidden, rows(), dtype(), dtype(), any::<bool>(), alignment);
+    let general = general.prop_map(|(hidden, rows, input, weight, residual, alignment)| Shape {
         input,
-        weight,
-        residual,
         alignment,
+        ..Shape::plain(hidden, rows, weight, residual)
     });
-    prop_oneof![fast_shape(), any]
+    let shape = prop_oneof![fast_shape(), general];
+    let gradients =
+        prop::sample::select(&[Gradients::Both, Gradients::Input, Gradients::Weight][..]);
+    let rstd = prop::sample::select(&[Rstd::Kept, Rstd::Recomputed][..]);
+    let options = (any::<bool>(), gradients, any::<bool>(), rstd);
+    (shape, options).prop_map(|(shape, (grouped, gradients, in_place, rstd))| Shape {
+        grouped,
+        gradients,
+        in_place: in_place && gradients != Gradients::Weight,
+        rstd,
+        ..shape
+    })
 }
 
 /// Devices on which every width has a program.
@@ -215,9 +251,12 @@ fn check_launch(launch: &Launch, shape: Shape, device: &DeviceProperties) {
     if kernel.program == Program::Reduce {
         return;
     }
-    assert_eq!(general.contains(&kernel.program), !shape.fast());
-    if shape.fast() {
-        assert_eq!(kernel.residual, shape.residual);
+    let general = general.contains(&kernel.program);
+    // What the fast programs of a backward do not take goes to the general one.
+    let special = shape.grouped || shape.in_place;
+    assert!(general || shape.fast());
+    assert!(!general || !shape.fast() || special && kernel.program == Program::GeneralBackward);
+    if !general {
         let name = if shape.weight == Dtype::F32 {
             "_f32"
         } else {
@@ -233,7 +272,22 @@ fn check_launch(launch: &Launch, shape: Shape, device: &DeviceProperties) {
 
 fn check_forward(plan: &ForwardPlan, shape: Shape, device: &DeviceProperties) {
     let launch = plan.launch.expect("there are rows");
-    check_launch(&launch, shape, device);
+    check_forward_launch(&launch, shape, device);
+    if shape.grouped {
+        let grouped = [
+            Program::ForwardWarp { vectors: 1 },
+            Program::ForwardWide,
+            Program::GeneralForward,
+        ];
+        assert!(grouped.contains(&launch.kernel.program), "{launch:?}");
+    }
+}
+
+fn check_forward_launch(launch: &Launch, shape: Shape, device: &DeviceProperties) {
+    check_launch(launch, shape, device);
+    if shape.fast() {
+        assert_eq!(launch.kernel.residual, shape.residual);
+    }
     let params = match launch.kernel.program {
         Program::GeneralForward => size_of::<GeneralForwardParams>(),
         _ => size_of::<ForwardParams>(),
@@ -280,7 +334,13 @@ fn check_backward(plan: &BackwardPlan, shape: Shape, device: &DeviceProperties) 
         _ => size_of::<BackwardParams>(),
     };
     assert_eq!(main.kernel.param_bytes, params);
+    if params == size_of::<BackwardParams>() {
+        assert_eq!(main.kernel.residual, shape.residual);
+    }
+    check_statistics(plan, shape, device);
+    check_options(&main, shape);
     match plan.reduce {
+        None if shape.gradients == Gradients::Input => check_input_alone(plan, &main, shape),
         None => check_split(plan, &main, shape),
         Some(reduce) => {
             check_launch(&reduce, shape, device);
@@ -288,6 +348,70 @@ fn check_backward(plan: &BackwardPlan, shape: Shape, device: &DeviceProperties) 
             check_reduce(plan, &reduce, shape);
         }
     }
+}
+
+/// rstd that was not kept is worked out first, and lies behind the nodes.
+fn check_statistics(plan: &BackwardPlan, shape: Shape, device: &DeviceProperties) {
+    let nodes = match plan.reduce {
+        Some(_) => u64::from(plan.leaf.runs()) * 2 * 4 * shape.hidden.next_multiple_of(8),
+        None => 0,
+    };
+    assert_eq!(plan.node_bytes, nodes, "an FP32 pair a column");
+    assert_eq!(plan.statistics.is_some(), shape.rstd == Rstd::Recomputed);
+    let Some(statistics) = plan.statistics else {
+        assert_eq!(plan.workspace_bytes, nodes);
+        return;
+    };
+    assert_eq!(plan.workspace_bytes, nodes + 4 * shape.rows);
+    let plain = Shape {
+        residual: false,
+        ..shape
+    };
+    check_forward_launch(&statistics, plain, device);
+    let without_y = [
+        Program::ForwardWarp { vectors: 1 },
+        Program::ForwardWide,
+        Program::GeneralForward,
+    ];
+    assert!(without_y.contains(&statistics.kernel.program));
+}
+
+/// Programs that take what is asked for.
+fn check_options(main: &Launch, shape: Shape) {
+    let program = main.kernel.program;
+    let split = matches!(
+        program,
+        Program::BackwardSplit { .. } | Program::BackwardSplitWide
+    );
+    let warp = matches!(program, Program::BackwardWarp { .. });
+    let general = program == Program::GeneralBackward;
+    assert!(!shape.grouped || split || warp || general, "{program:?}");
+    let both = shape.gradients == Gradients::Both;
+    assert!(
+        !(shape.in_place && both && split),
+        "others would read what dx overwrote"
+    );
+    assert!(
+        shape.gradients != Gradients::Input || split || warp || general,
+        "{program:?}"
+    );
+}
+
+/// One launch, of rows alone.
+fn check_input_alone(plan: &BackwardPlan, main: &Launch, shape: Shape) {
+    let needed = match main.kernel.program {
+        Program::BackwardSplit { .. } | Program::BackwardSplitWide => {
+            assert!(u64::from(main.grid) <= shape.rows, "no block without a row");
+            SCRATCH_BYTES
+        }
+        Program::BackwardWarp { vectors, stages } => {
+            assert!(main.grid <= plan.leaf.runs());
+            assert_eq!(main.block, 32 << plan.leaf.run_log2);
+            warp::shared_bytes(vectors, stages, shape.residual, main.block)
+        }
+        _ => general::SCRATCH_BYTES,
+    };
+    assert!(main.shared_bytes >= needed);
 }
 
 /// One launch that writes dw itself.
@@ -306,14 +430,15 @@ fn check_split(plan: &BackwardPlan, main: &Launch, shape: Shape) {
     assert!(u64::from(positions) << plan.leaf.run_log2 >= u64::from(plan.leaf.leaves));
     let tasks = split::column_tasks(shape.hidden as u32);
     assert_eq!(u64::from(tasks), shape.hidden.div_ceil(32));
-    assert!(main.grid > tasks, "a block for rows");
-    assert!(
-        u64::from(main.grid - tasks) <= shape.rows,
-        "no block without a row"
-    );
+    let rows = main.grid - tasks;
+    match shape.gradients {
+        Gradients::Weight => assert_eq!(rows, 0, "dw alone"),
+        _ => assert!(rows > 0, "a block for rows"),
+    }
+    assert!(u64::from(rows) <= shape.rows, "no block without a row");
     let roots = reduce::shared_bytes(main.block, plan.leaf.run_log2);
     assert!(main.shared_bytes >= roots.max(SCRATCH_BYTES));
-    assert_eq!((plan.workspace_bytes, plan.chunk_log2), (0, 0));
+    assert_eq!((plan.node_bytes, plan.chunk_log2), (0, 0));
 }
 
 /// The launch that stores nodes.
@@ -375,12 +500,6 @@ fn check_reduce(plan: &BackwardPlan, reduce: &Launch, shape: Shape) {
     let chunks = u64::from(positions) << plan.chunk_log2;
     assert!(chunks >= u64::from(plan.leaf.runs()), "{plan:?}");
     assert!(reduce.shared_bytes >= reduce::shared_bytes(reduce.block, plan.chunk_log2));
-    let nodes = u64::from(plan.leaf.runs());
-    assert_eq!(
-        plan.workspace_bytes,
-        nodes * 2 * 4 * shape.hidden.next_multiple_of(8),
-        "an FP32 pair a column"
-    );
 }
 
 /// The leaf table as docs/numerics.md states it, in other words than the code's.
@@ -438,7 +557,7 @@ proptest! {
         prop_assert!(prepared.len() <= 10, "{} kernels", prepared.len());
         let forward = shape.forward(&device).expect("a plan").launch;
         let backward = shape.backward(&device).ok();
-        let backward = backward.map_or([None; 2], |plan| [plan.main, plan.reduce]);
+        let backward = backward.map_or([None; 3], |plan| [plan.statistics, plan.main, plan.reduce]);
         for launch in backward.into_iter().chain([forward]).flatten() {
             let known = prepared.iter().any(|kernel| std::ptr::eq(*kernel, launch.kernel));
             prop_assert!(known, "{} is not prepared", launch.kernel.name);
@@ -508,22 +627,32 @@ fn the_leaf_table_is_the_published_one() {
     }
 }
 
+/// But for what sets dw to 0, or rounds what it holds.
 #[test]
 fn nothing_is_launched_without_rows() {
     for hidden in WIDTHS {
-        let shape = Shape {
-            hidden,
-            rows: 0,
-            input: Dtype::Bf16,
-            weight: Dtype::Bf16,
-            residual: false,
-            alignment: Alignment::Vector,
-        };
+        let shape = Shape::plain(hidden, 0, Dtype::Bf16, false);
         let device = DeviceProperties::H200;
         assert!(shape.forward(&device).expect("a plan").launch.is_none());
-        let plan = shape.backward(&device).expect("a plan");
-        assert!(plan.main.is_none() && plan.reduce.is_none());
-        assert_eq!((plan.workspace_bytes, plan.leaf.leaves), (0, 0));
+        for gradients in [Gradients::Both, Gradients::Input, Gradients::Weight] {
+            for rstd in [Rstd::Kept, Rstd::Recomputed] {
+                let shape = Shape {
+                    gradients,
+                    rstd,
+                    ..shape
+                };
+                let plan = shape.backward(&device).expect("a plan");
+                assert!(plan.statistics.is_none() && plan.main.is_none());
+                assert_eq!((plan.workspace_bytes, plan.leaf.runs()), (0, 0));
+                let Some(reduce) = plan.reduce else {
+                    assert_eq!(gradients, Gradients::Input);
+                    continue;
+                };
+                assert_ne!(gradients, Gradients::Input);
+                assert!(!reduce.dependent, "there is nothing before it");
+                check_reduce(&plan, &reduce, shape);
+            }
+        }
     }
 }
 
@@ -535,14 +664,7 @@ fn every_kernel_has_a_shape_that_uses_it() {
         for rows in HEIGHTS {
             for weight in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
                 for residual in [false, true] {
-                    let shape = Shape {
-                        hidden,
-                        rows,
-                        input: Dtype::Bf16,
-                        weight,
-                        residual,
-                        alignment: Alignment::Vector,
-                    };
+                    let shape = Shape::plain(hidden, rows, weight, residual);
                     let backward = shape.backward(&device).expect("a plan");
                     let forward = shape.forward(&device).expect("a plan");
                     let launches = [forward.launch, backward.main, backward.reduce];

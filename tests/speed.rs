@@ -62,10 +62,10 @@ impl Backward {
             dy,
             x,
             dh: None,
-            w,
-            rstd,
-            dx,
-            dw,
+            w: Some(w),
+            rstd: Some(rstd),
+            dx: Some(dx),
+            dw: Some(dw.into()),
             workspace,
         };
         Self {

@@ -72,10 +72,10 @@ pub unsafe extern "C" fn rmsnorm_bench_fwd(
         let args = ForwardArgs {
             x: matrix(x),
             residual: optional(residual),
-            w: weight(w, hidden, wdtype),
+            w: Some(weight(w, hidden, wdtype)),
             h: optional(h),
             y: matrix(y),
-            rstd: VectorView::f32(rstd as u64, count(rows)),
+            rstd: Some(VectorView::f32(rstd as u64, count(rows))),
         };
         // SAFETY: the caller's obligations.
         unsafe { device::forward(&op, &args, stream) }
@@ -110,10 +110,10 @@ pub unsafe extern "C" fn rmsnorm_bench_bwd(
             dy: matrix(dy),
             x: matrix(x),
             dh: add.then(|| matrix(dh)),
-            w: weight(w, hidden, wdtype),
-            rstd: VectorView::f32(rstd as u64, count(rows)),
-            dx: matrix(dx),
-            dw: VectorView::f32(dw as u64, count(hidden)),
+            w: Some(weight(w, hidden, wdtype)),
+            rstd: Some(VectorView::f32(rstd as u64, count(rows))),
+            dx: Some(matrix(dx)),
+            dw: Some(VectorView::f32(dw as u64, count(hidden)).into()),
             workspace: Workspace {
                 address: workspace as u64,
                 bytes: workspace_bytes(&op, count(rows), add)?,

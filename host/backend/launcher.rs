@@ -3,10 +3,9 @@
 use super::{Backend, bind};
 use crate::error::Result;
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
-use crate::plan::{self, Alignment, DeviceProperties, Launch};
+use crate::plan::{self, BackwardForm, DeviceProperties, ForwardForm, Launch};
 use crate::validate;
-use crate::view::{RowsView, VectorView};
-use cake_rmsnorm_kernels::contract::{Kernel, Program};
+use cake_rmsnorm_kernels::contract::Kernel;
 
 /// A launch with its parameters.
 #[derive(Clone, Copy, Debug)]
@@ -41,15 +40,6 @@ pub trait Launcher {
     /// - The launches keep their kernels' contracts, with buffers that stay valid until they
     ///   completed.
     unsafe fn launch(&self, launches: &[Bound]) -> Result<()>;
-
-    /// Enqueues zeroing of `len` FP32 values.
-    ///
-    /// # Errors
-    /// - What the device reports.
-    ///
-    /// # Safety
-    /// - `address` is valid for `len` writes until the work has completed.
-    unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()>;
 }
 
 impl<L: Launcher> Backend for L {
@@ -63,61 +53,49 @@ impl<L: Launcher> Backend for L {
 
     unsafe fn forward(&self, op: &RmsNorm, args: &ForwardArgs) -> Result<()> {
         let rows = validate::forward(op, args)?;
-        let residual = args.residual.is_some();
-        let views = [Some(args.x), args.residual, args.h, Some(args.y)];
-        let alignment = alignment(views, args.w);
         let properties = Launcher::properties(self);
-        let plan = plan::forward(op, u64::from(rows), residual, alignment, properties)?;
+        let plan = plan::forward(op, u64::from(rows), ForwardForm::of(args), properties)?;
         let Some(launch) = plan.launch else {
             return Ok(());
         };
-        let (general, fast);
-        let params = if launch.kernel.program == Program::GeneralForward {
-            general = bind::general_forward(op, args, rows);
-            (&raw const general).cast()
-        } else {
-            fast = bind::forward(op, args, rows);
-            (&raw const fast).cast()
-        };
+        let params = bind::forward(op, args, rows, &launch);
         // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for them;
         // the caller vouches for the memory.
-        unsafe { self.launch(&[Bound { launch, params }]) }
+        unsafe {
+            self.launch(&[Bound {
+                launch,
+                params: params.pointer(),
+            }])
+        }
     }
 
     unsafe fn backward(&self, op: &RmsNorm, args: &BackwardArgs) -> Result<()> {
         let rows = validate::backward(op, args)?;
-        let residual = args.dh.is_some();
-        let views = [Some(args.dy), Some(args.x), args.dh, Some(args.dx)];
-        let alignment = alignment(views, args.w);
         let properties = Launcher::properties(self);
-        let plan = plan::backward(op, u64::from(rows), residual, alignment, properties)?;
+        let plan = plan::backward(op, u64::from(rows), BackwardForm::of(args), properties)?;
         validate::workspace(args.workspace, plan.workspace_bytes)?;
-        let Some(launch) = plan.main else {
-            // SAFETY: dw was checked to have H elements.
-            return unsafe { self.zero_f32(args.dw.address, op.hidden()) };
-        };
-        let (general, fast);
-        let params = if launch.kernel.program == Program::GeneralBackward {
-            general = bind::general_backward(op, args, rows, &plan);
-            (&raw const general).cast()
-        } else {
-            fast = bind::backward(op, args, rows, &plan);
-            (&raw const fast).cast()
-        };
-        let main = Bound { launch, params };
-        let Some(launch) = plan.reduce else {
-            // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for
-            // them; the caller vouches for the memory.
-            return unsafe { self.launch(&[main]) };
-        };
-        let params = bind::reduce(op, args, &plan);
-        let params = (&raw const params).cast();
-        // SAFETY: as above; the nodes that the second launch reads are what the first stores.
-        unsafe { self.launch(&[main, Bound { launch, params }]) }
+        let (statistics, main, reduce) = (plan.statistics, plan.main, plan.reduce);
+        let statistics =
+            statistics.map(|launch| (launch, bind::statistics(op, args, rows, &plan, &launch)));
+        let main = main.map(|launch| (launch, bind::backward(op, args, rows, &plan, &launch)));
+        let reduce_params = bind::reduce(op, args, &plan);
+        let bound = |launch, params| Bound { launch, params };
+        let statistics = statistics
+            .as_ref()
+            .map(|(l, params)| bound(*l, params.pointer()));
+        let main = main.as_ref().map(|(l, params)| bound(*l, params.pointer()));
+        let reduce = reduce.map(|launch| bound(launch, (&raw const reduce_params).cast()));
+        let mut launches = [statistics, main, reduce].into_iter().flatten();
+        // SAFETY: the arguments were checked, and the plan keeps the kernels' contracts for them;
+        // a launch reads of the workspace what one before it stores; the caller vouches for the
+        // memory.
+        unsafe {
+            match [launches.next(), launches.next(), launches.next()] {
+                [Some(a), Some(b), Some(c)] => self.launch(&[a, b, c]),
+                [Some(a), Some(b), None] => self.launch(&[a, b]),
+                [Some(a), ..] => self.launch(&[a]),
+                [None, ..] => Ok(()),
+            }
+        }
     }
-}
-
-/// How the matrices and the weight of a call lie.
-fn alignment(matrices: [Option<RowsView>; 4], w: VectorView) -> Alignment {
-    Alignment::of(matrices.into_iter().flatten().chain([w.as_rows()]))
 }

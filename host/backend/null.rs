@@ -44,10 +44,4 @@ impl Launcher for Null {
         self.count(std::hint::black_box(launches).len());
         Ok(())
     }
-
-    unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()> {
-        std::hint::black_box((address, len));
-        self.count(1);
-        Ok(())
-    }
 }

@@ -161,16 +161,6 @@ impl Launcher for Sim {
         run.map(|_| ())
             .map_err(|fault| Error::Simulator(fault.to_string()))
     }
-
-    unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()> {
-        let zeros = vec![0u8; 4 * len as usize];
-        // SAFETY: the caller vouches for the range; no kernel runs.
-        unsafe {
-            let target: *mut u8 = std::ptr::with_exposed_provenance_mut(address as usize);
-            target.copy_from_nonoverlapping(zeros.as_ptr(), zeros.len());
-        }
-        Ok(())
-    }
 }
 
 /// Memory of a simulated GPU.

@@ -13,7 +13,7 @@ mod progress;
 mod routes;
 mod tensors;
 
-use cake_rmsnorm::Dtype;
+use cake_rmsnorm::{Dtype, RmsNorm};
 use clap::{Parser, Subcommand, ValueEnum};
 use output::Output;
 use std::process::ExitCode;
@@ -62,6 +62,11 @@ impl From<WeightArg> for Dtype {
 }
 
 /// How [`Dtype`] is written on the command line and in JSON.
+/// The weight's type of an operator that was given one.
+fn weight_type(op: &RmsNorm) -> Dtype {
+    op.weight().unwrap_or(Dtype::F32)
+}
+
 fn dtype_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::Bf16 => "bf16",

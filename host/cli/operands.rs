@@ -3,7 +3,7 @@
 use super::device::{Buffer, Device};
 use super::error::{CliError, Result};
 use cake_rmsnorm::backend::Backend;
-use cake_rmsnorm::{BackwardArgs, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
+use cake_rmsnorm::{BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
 
 /// An operator with its arguments. Calls work on the first rows.
 pub struct Operands {
@@ -59,7 +59,7 @@ impl Operands {
             residual: optional("residual")?,
             dy: matrix("dy")?,
             dh: optional("dh")?,
-            w: alloc("w", op.hidden() * op.weight().bytes())?,
+            w: alloc("w", op.hidden() * op.weight().map_or(0, Dtype::bytes))?,
             h: optional("h")?,
             y: matrix("y")?,
             rstd: alloc("rstd", rows.saturating_mul(4))?,
@@ -84,7 +84,7 @@ impl Operands {
             w: self.weight(),
             h: self.h.as_deref().map(matrix),
             y: matrix(&*self.y),
-            rstd: VectorView::f32(self.rstd.address(), rows),
+            rstd: Some(VectorView::f32(self.rstd.address(), rows)),
         };
         // SAFETY: every address is that of a live buffer of the backend's device that holds the
         // view; whoever enqueues waits before the buffers go, and nobody else uses them.
@@ -99,9 +99,9 @@ impl Operands {
             x: matrix(self.h.as_deref().unwrap_or(&*self.x)),
             dh: self.dh.as_deref().map(matrix),
             w: self.weight(),
-            rstd: VectorView::f32(self.rstd.address(), rows),
-            dx: matrix(&*self.dx),
-            dw: VectorView::f32(self.dw.address(), self.op.hidden()),
+            rstd: Some(VectorView::f32(self.rstd.address(), rows)),
+            dx: Some(matrix(&*self.dx)),
+            dw: Some(VectorView::f32(self.dw.address(), self.op.hidden()).into()),
             workspace: Workspace {
                 address: self.workspace.address(),
                 bytes: self.workspace_bytes,
@@ -115,11 +115,11 @@ impl Operands {
         RowsView::packed(buffer.address(), rows, self.op.hidden())
     }
 
-    fn weight(&self) -> VectorView {
-        VectorView {
+    fn weight(&self) -> Option<VectorView> {
+        self.op.weight().map(|dtype| VectorView {
             address: self.w.address(),
-            dtype: self.op.weight(),
+            dtype,
             len: self.op.hidden(),
-        }
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::error::{CliError, Result};
 use super::output::{Output, columns, thousands};
-use super::{WeightArg, dtype_name};
+use super::{WeightArg, dtype_name, weight_type};
 use cake_rmsnorm::RmsNorm;
 use cake_rmsnorm::plan::{BackwardPlan, DeviceProperties, ForwardPlan, Launch};
 use serde::Serialize;
@@ -112,7 +112,7 @@ impl Planner {
         format!(
             "hidden {}, weight {}{}, {} multiprocessors of compute capability {}.{}",
             args.hidden,
-            self.op.weight(),
+            weight_type(&self.op),
             if self.residual { ", residual form" } else { "" },
             self.properties.sm_count,
             self.properties.compute_capability.0,
@@ -123,7 +123,7 @@ impl Planner {
     fn json(&self, args: &Args, routes: &[Route]) -> Result<String> {
         let document = Document {
             hidden: args.hidden,
-            weight: dtype_name(self.op.weight()),
+            weight: dtype_name(weight_type(&self.op)),
             residual: self.residual,
             sm_count: self.properties.sm_count,
             routes: routes.iter().map(RouteJson::from).collect(),

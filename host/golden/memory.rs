@@ -8,6 +8,8 @@ use std::slice;
 pub(super) struct Rows<E> {
     base: *const E,
     stride: isize,
+    /// Rows of a group, and elements between groups.
+    groups: Option<(usize, isize)>,
     hidden: usize,
 }
 
@@ -21,8 +23,21 @@ impl<E> Rows<E> {
         Self {
             base: view.address as usize as *const E,
             stride: view.stride as isize,
+            groups: view
+                .groups
+                .map(|groups| (groups.rows as usize, groups.stride as isize)),
             hidden: view.hidden as usize,
         }
+    }
+
+    fn start(&self, row: usize) -> *const E {
+        let offset = match self.groups {
+            None => row as isize * self.stride,
+            Some((rows, stride)) => {
+                (row / rows) as isize * stride + (row % rows) as isize * self.stride
+            }
+        };
+        self.base.wrapping_offset(offset)
     }
 
     /// # Safety
@@ -31,9 +46,8 @@ impl<E> Rows<E> {
     where
         E: 'a,
     {
-        let start = self.base.wrapping_offset(row as isize * self.stride);
         // SAFETY: the caller's obligation.
-        unsafe { slice::from_raw_parts(start, self.hidden) }
+        unsafe { slice::from_raw_parts(self.start(row), self.hidden) }
     }
 }
 
@@ -52,11 +66,7 @@ impl<E> RowsMut<E> {
     where
         E: 'a,
     {
-        let start = self
-            .0
-            .base
-            .wrapping_offset(row as isize * self.0.stride)
-            .cast_mut();
+        let start = self.0.start(row).cast_mut();
         // SAFETY: the caller's obligation.
         unsafe { slice::from_raw_parts_mut(start, self.0.hidden) }
     }

@@ -23,7 +23,7 @@ pub use slices::{Backward, Forward, Weight, backward_slices, forward_slices};
 
 use crate::element::Element;
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
-use crate::view::{Dtype, VectorView};
+use crate::view::{Dtype, RowsView, VectorView};
 use cake_rmsnorm_kernels::arith::backward_scale;
 use cake_rmsnorm_kernels::instructions::Instructions;
 use half::{bf16, f16};
@@ -32,7 +32,7 @@ use rayon::prelude::*;
 use row::RowWeight;
 use std::ops::Range;
 use std::slice;
-use weight_gradient::{Leaves, Node};
+use weight_gradient::{Leaves, Node, WeightGradientOut};
 
 /// Elements worth a task of their own.
 const TASK_ELEMENTS: usize = 1 << 14;
@@ -42,8 +42,8 @@ const TASK_ELEMENTS: usize = 1 << 14;
 /// # Safety
 /// - The arguments' shapes and types are those of `op` (a [`Backend`](crate::backend::Backend)
 ///   checks them), and addresses are aligned to their element types.
-/// - Every address is valid for the elements of its view; outputs share memory with nothing, and
-///   nobody else writes the inputs or accesses the outputs during the call.
+/// - Every address is valid for the elements of its view; outputs share memory with nothing, but as
+///   [`ForwardArgs`] says; and nobody else writes the inputs or accesses the outputs during the call.
 pub unsafe fn forward(op: &RmsNorm, args: &ForwardArgs) {
     // SAFETY: the caller's obligations.
     unsafe {
@@ -58,16 +58,22 @@ pub unsafe fn forward(op: &RmsNorm, args: &ForwardArgs) {
 /// # Safety
 /// - As [`forward`], for matrices of `E`.
 unsafe fn typed_forward<E: Element>(op: &RmsNorm, args: &ForwardArgs) {
+    let inputs = [Some(args.x), args.residual];
+    let over = |output: RowsView| {
+        let mut inputs = inputs.iter().flatten();
+        inputs.any(|input| input.same_memory(&output))
+    };
     let task = ForwardTask {
         x: Rows::<E>::new(&args.x),
         residual: args.residual.as_ref().map(Rows::new),
         // SAFETY: the weight has H elements of its type.
-        w: unsafe { row_weight(&args.w) },
+        w: unsafe { row_weight(op, args.w.as_ref()) },
         h: args.h.as_ref().map(RowsMut::new),
         y: RowsMut::new(&args.y),
-        rstd: ElementsMut::new(&args.rstd),
+        rstd: args.rstd.as_ref().map(ElementsMut::new),
         eps: op.eps(),
         hidden: op.hidden() as usize,
+        in_place: over(args.y) || args.h.is_some_and(over),
     };
     // SAFETY: the caller's obligations.
     unsafe { task.run(args.x.rows as usize, Instructions::detect()) }
@@ -92,31 +98,41 @@ pub unsafe fn backward(op: &RmsNorm, args: &BackwardArgs) {
 /// # Safety
 /// - As [`forward`], for matrices of `E`.
 unsafe fn typed_backward<E: Element>(op: &RmsNorm, args: &BackwardArgs) {
+    let hidden = op.hidden() as usize;
+    let over = |input: RowsView| args.dx.is_some_and(|dx| dx.same_memory(&input));
     let task = BackwardTask {
         dy: Rows::<E>::new(&args.dy),
         x: Rows::new(&args.x),
         dh: args.dh.as_ref().map(Rows::new),
         // SAFETY: the weight has H elements of its type.
-        w: unsafe { row_weight(&args.w) },
-        rstd: Elements::new(&args.rstd),
-        dx: RowsMut::new(&args.dx),
-        hidden: op.hidden() as usize,
+        w: unsafe { row_weight(op, args.w.as_ref()) },
+        rstd: args.rstd.as_ref().map(Elements::new),
+        dx: args.dx.as_ref().map(RowsMut::new),
+        eps: op.eps(),
+        hidden,
+        in_place: over(args.dy) || over(args.x) || args.dh.is_some_and(over),
     };
     // SAFETY: the caller's obligations.
     unsafe {
-        let dw = slice::from_raw_parts_mut(args.dw.address as usize as *mut f32, task.hidden);
+        let dw = args
+            .dw
+            .as_ref()
+            .map(|dw| WeightGradientOut::new(dw, hidden));
         task.run(args.dy.rows as usize, dw, Instructions::detect());
     }
 }
 
-/// The weight, widened to FP32 (exact).
+/// What rows are multiplied by: the weight, widened to FP32 (exact), plus its offset; or ones.
 ///
 /// # Safety
 /// - The view describes live memory that nobody writes during the call.
-unsafe fn row_weight(view: &VectorView) -> RowWeight {
+unsafe fn row_weight(op: &RmsNorm, view: Option<&VectorView>) -> RowWeight {
+    let Some(view) = view else {
+        return RowWeight::new(vec![1.0; op.hidden() as usize]);
+    };
     let (address, len) = (view.address as usize, view.len as usize);
     // SAFETY: the caller's obligation.
-    let elements = unsafe {
+    let mut elements: Vec<f32> = unsafe {
         match view.dtype {
             Dtype::F32 => slice::from_raw_parts(address as *const f32, len).to_vec(),
             Dtype::Bf16 => {
@@ -129,6 +145,9 @@ unsafe fn row_weight(view: &VectorView) -> RowWeight {
             }
         }
     };
+    if op.weight_offset() != 0.0 {
+        elements.iter_mut().for_each(|w| *w += op.weight_offset());
+    }
     RowWeight::new(elements)
 }
 
@@ -139,15 +158,18 @@ struct ForwardTask<E> {
     w: RowWeight,
     h: Option<RowsMut<E>>,
     y: RowsMut<E>,
-    rstd: ElementsMut,
+    rstd: Option<ElementsMut>,
     eps: f32,
     hidden: usize,
+    /// An output lies in the place of an input.
+    in_place: bool,
 }
 
 impl<E: Element> ForwardTask<E> {
     /// # Safety
-    /// - Every address is valid for `rows` rows; outputs share memory with nothing, and nobody
-    ///   else writes the inputs or accesses the outputs during the call.
+    /// - Every address is valid for `rows` rows; outputs share memory with nothing, but for elements
+    ///   in the place of the same ones of an input where `in_place` says so; and nobody else writes
+    ///   the inputs or accesses the outputs during the call.
     unsafe fn run(&self, rows: usize, instructions: Instructions) {
         // SAFETY: each row is visited once, and rows of an output do not overlap.
         (0..rows)
@@ -159,12 +181,34 @@ impl<E: Element> ForwardTask<E> {
     /// # Safety
     /// - As [`ForwardTask::run`], for one row, whose outputs nobody else accesses.
     unsafe fn row(&self, row: usize, instructions: Instructions) {
+        // SAFETY: the caller's obligations; copies are made before the outputs are written.
+        unsafe {
+            let (x, residual) = (self.x.row(row), self.residual.as_ref());
+            let residual = residual.map(|residual| residual.row(row));
+            if self.in_place {
+                let (x, residual) = (x.to_vec(), residual.map(<[E]>::to_vec));
+                self.row_of(&x, residual.as_deref(), row, instructions);
+            } else {
+                self.row_of(x, residual, row, instructions);
+            }
+        }
+    }
+
+    /// # Safety
+    /// - As [`ForwardTask::row`], whose inputs `x` and `residual` are.
+    unsafe fn row_of(
+        &self,
+        x: &[E],
+        residual: Option<&[E]>,
+        row: usize,
+        instructions: Instructions,
+    ) {
         // SAFETY: the caller's obligations.
         unsafe {
-            let (x, y) = (self.x.row(row), self.y.row(row));
-            let h = match (&self.residual, &self.h) {
+            let y = self.y.row(row);
+            let h = match (residual, &self.h) {
                 (Some(residual), Some(h)) => {
-                    let (residual, h) = (residual.row(row), h.row(row));
+                    let h = h.row(row);
                     instructions.run(
                         #[inline(always)]
                         || row::add_residual(x, residual, h),
@@ -177,7 +221,9 @@ impl<E: Element> ForwardTask<E> {
                 #[inline(always)]
                 || row::forward(h, &self.w, self.eps, y),
             );
-            self.rstd.write(row, rstd);
+            if let Some(out) = &self.rstd {
+                out.write(row, rstd);
+            }
         }
     }
 }
@@ -188,22 +234,35 @@ struct BackwardTask<E> {
     x: Rows<E>,
     dh: Option<Rows<E>>,
     w: RowWeight,
-    rstd: Elements,
-    dx: RowsMut<E>,
+    rstd: Option<Elements>,
+    dx: Option<RowsMut<E>>,
+    eps: f32,
     hidden: usize,
+    /// dx lies in the place of an input.
+    in_place: bool,
 }
 
 impl<E: Element> BackwardTask<E> {
     /// # Safety
     /// - As [`ForwardTask::run`].
-    unsafe fn run(&self, rows: usize, dw: &mut [f32], instructions: Instructions) {
+    unsafe fn run(
+        &self,
+        rows: usize,
+        dw: Option<WeightGradientOut<'_>>,
+        instructions: Instructions,
+    ) {
+        let Some(mut dw) = dw else {
+            // SAFETY: each row is visited once.
+            return (0..rows)
+                .into_par_iter()
+                .with_min_len(TASK_ELEMENTS.div_ceil(self.hidden))
+                .for_each(|row| unsafe { self.input_gradient(row, self.rstd(row), instructions) });
+        };
         // SAFETY: each leaf is visited once, hence each row.
         let leaf = |rows: Range<usize>| unsafe { self.leaf(rows, instructions) };
         let leaves = Leaves::new(rows, self.hidden);
-        match leaves.root(&leaf, instructions) {
-            Some(root) => root.round(dw),
-            None => dw.fill(0.0),
-        }
+        let root = leaves.root(&leaf, instructions);
+        dw.store(&root.unwrap_or_else(|| Node::empty(self.hidden)));
     }
 
     /// dx of a leaf's rows, and the leaf's share of dw.
@@ -211,12 +270,47 @@ impl<E: Element> BackwardTask<E> {
     /// # Safety
     /// - As [`ForwardTask::run`], for the rows, whose dx nobody else accesses.
     unsafe fn leaf(&self, rows: Range<usize>, instructions: Instructions) -> Node {
+        // SAFETY: the caller's obligations; dx is written when its rows have joined the sum.
+        unsafe {
+            let rstd: Vec<f32> = rows.clone().map(|row| self.rstd(row)).collect();
+            let inputs = rows.clone().zip(&rstd);
+            let terms = inputs.map(|(row, &rstd)| (self.dy.row(row), self.x.row(row), rstd));
+            let node = instructions.run(
+                #[inline(always)]
+                || Node::leaf(self.hidden, terms),
+            );
+            for (row, rstd) in rows.zip(rstd) {
+                self.input_gradient(row, rstd, instructions);
+            }
+            node
+        }
+    }
+
+    /// The row's rstd: the caller's, or worked out again.
+    ///
+    /// # Safety
+    /// - As [`BackwardTask::leaf`], for one row.
+    unsafe fn rstd(&self, row: usize) -> f32 {
         // SAFETY: the caller's obligations.
         unsafe {
-            for row in rows.clone() {
-                let (dy, x, dx) = (self.dy.row(row), self.x.row(row), self.dx.row(row));
-                let dh = self.dh.as_ref().map(|dh| dh.row(row));
-                let rstd = self.rstd.read(row);
+            match &self.rstd {
+                Some(rstd) => rstd.read(row),
+                None => row::rstd(self.x.row(row), self.eps),
+            }
+        }
+    }
+
+    /// dx of a row, if it is wanted.
+    ///
+    /// # Safety
+    /// - As [`BackwardTask::leaf`], for one row.
+    unsafe fn input_gradient(&self, row: usize, rstd: f32, instructions: Instructions) {
+        let Some(dx) = &self.dx else { return };
+        // SAFETY: the caller's obligations; copies are made before dx is written.
+        unsafe {
+            let (dy, x) = (self.dy.row(row), self.x.row(row));
+            let dh = self.dh.as_ref().map(|dh| dh.row(row));
+            let gradient = |dy: &[E], x: &[E], dh: Option<&[E]>, dx: &mut [E]| {
                 instructions.run(
                     #[inline(always)]
                     || match backward_scale(rstd) {
@@ -227,12 +321,13 @@ impl<E: Element> BackwardTask<E> {
                         }
                     },
                 );
+            };
+            if self.in_place {
+                let (dy, x, dh) = (dy.to_vec(), x.to_vec(), dh.map(<[E]>::to_vec));
+                gradient(&dy, &x, dh.as_deref(), dx.row(row));
+            } else {
+                gradient(dy, x, dh, dx.row(row));
             }
-            let terms = rows.map(|row| (self.dy.row(row), self.x.row(row), self.rstd.read(row)));
-            instructions.run(
-                #[inline(always)]
-                || Node::leaf(self.hidden, terms),
-            )
         }
     }
 }

@@ -51,15 +51,26 @@ pub(super) fn add_residual<E: Element>(x: &[E], residual: &[E], h: &mut [E]) {
     }
 }
 
+/// rstd of a row h, NaN as it comes.
+#[inline(always)]
+fn uncanonical_rstd<E: Element>(h: &[E], eps: f32) -> f32 {
+    let hidden = h.len() as f32;
+    let (mean, rescue) = mean_square(sum_of_squares(h, UNSCALED), hidden, eps);
+    match rescue {
+        None => reciprocal_root(mean),
+        Some(row) => rescued_rstd(sum_of_squares(h, row), hidden, eps, row),
+    }
+}
+
+/// rstd of a row h.
+pub(super) fn rstd<E: Element>(h: &[E], eps: f32) -> f32 {
+    canonical(uncanonical_rstd(h, eps))
+}
+
 /// y = (h ⊗ rstd) ⊗ w of a row h, rounded to its type; returns rstd.
 #[inline(always)]
 pub(super) fn forward<E: Element>(h: &[E], w: &RowWeight, eps: f32, y: &mut [E]) -> f32 {
-    let hidden = h.len() as f32;
-    let (mean, rescue) = mean_square(sum_of_squares(h, UNSCALED), hidden, eps);
-    let rstd = match rescue {
-        None => reciprocal_root(mean),
-        Some(row) => rescued_rstd(sum_of_squares(h, row), hidden, eps, row),
-    };
+    let rstd = uncanonical_rstd(h, eps);
     for ((y, &h), &w) in y.iter_mut().zip(h).zip(&w.elements) {
         *y = E::from_f32((h.to_f32() * rstd) * w);
     }

@@ -2,13 +2,15 @@
 
 use crate::element::Element;
 use crate::error::{Argument, Error, Result};
-use crate::op::{BackwardArgs, ForwardArgs, MAX_ROWS, RmsNorm};
+use crate::op::{BackwardArgs, ForwardArgs, MAX_ROWS, RmsNorm, WeightGradient};
 use crate::view::{Dtype, RowsView, VectorView, Workspace};
 use half::{bf16, f16};
 
 /// A weight in host memory, \[H\].
 #[derive(Clone, Copy, Debug)]
 pub enum Weight<'a> {
+    /// No weight.
+    None,
     /// BF16.
     Bf16(&'a [bf16]),
     /// FP16.
@@ -18,21 +20,18 @@ pub enum Weight<'a> {
 }
 
 impl Weight<'_> {
-    /// The element type.
+    /// The element type; `None` without a weight.
     #[must_use]
-    pub fn dtype(&self) -> Dtype {
-        match self {
-            Weight::Bf16(_) => Dtype::Bf16,
-            Weight::F16(_) => Dtype::F16,
-            Weight::F32(_) => Dtype::F32,
-        }
+    pub fn dtype(&self) -> Option<Dtype> {
+        self.view().map(|view| view.dtype)
     }
 
-    fn view(&self) -> VectorView {
+    fn view(&self) -> Option<VectorView> {
         match self {
-            Weight::Bf16(w) => VectorView::bf16(w.as_ptr() as u64, w.len() as u64),
-            Weight::F16(w) => VectorView::f16(w.as_ptr() as u64, w.len() as u64),
-            Weight::F32(w) => VectorView::f32(w.as_ptr() as u64, w.len() as u64),
+            Weight::None => None,
+            Weight::Bf16(w) => Some(VectorView::bf16(w.as_ptr() as u64, w.len() as u64)),
+            Weight::F16(w) => Some(VectorView::f16(w.as_ptr() as u64, w.len() as u64)),
+            Weight::F32(w) => Some(VectorView::f32(w.as_ptr() as u64, w.len() as u64)),
         }
     }
 }
@@ -53,7 +52,7 @@ pub struct Forward<E = bf16> {
 pub struct Backward<E = bf16> {
     /// Gradient of x [T, H].
     pub dx: Vec<E>,
-    /// Gradient of w, FP32 \[H\].
+    /// Gradient of w, FP32 \[H\]; empty without a weight.
     pub dw: Vec<f32>,
 }
 
@@ -84,7 +83,7 @@ pub fn forward_slices<E: Element>(
         w: w.view(),
         h: h.as_mut().map(|h| packed(op, h.as_mut_ptr(), rows)),
         y: packed(op, y.as_mut_ptr(), rows),
-        rstd: VectorView::f32(rstd.as_mut_ptr() as u64, rows),
+        rstd: Some(VectorView::f32(rstd.as_mut_ptr() as u64, rows)),
     };
     // SAFETY: the views are those of live slices whose lengths were checked; the outputs are new.
     unsafe { super::forward(op, &args) };
@@ -115,15 +114,17 @@ pub fn backward_slices<E: Element>(
     check_length(Argument::Rstd, rstd.len(), rows as usize)?;
 
     let mut dx = vec![E::zeroed(); dy.len()];
-    let mut dw = vec![0.0; op.hidden() as usize];
+    let mut dw = vec![0.0; op.weight().map_or(0, |_| op.hidden() as usize)];
+    let dw_view = VectorView::f32(dw.as_mut_ptr() as u64, op.hidden());
+    let dw_view = op.weight().map(|_| WeightGradient::overwrite(dw_view));
     let args = BackwardArgs {
         dy: packed(op, dy.as_ptr(), rows),
         x: packed(op, x.as_ptr(), rows),
         dh: dh.map(|dh| packed(op, dh.as_ptr(), rows)),
         w: w.view(),
-        rstd: VectorView::f32(rstd.as_ptr() as u64, rows),
-        dx: packed(op, dx.as_mut_ptr(), rows),
-        dw: VectorView::f32(dw.as_mut_ptr() as u64, op.hidden()),
+        rstd: Some(VectorView::f32(rstd.as_ptr() as u64, rows)),
+        dx: Some(packed(op, dx.as_mut_ptr(), rows)),
+        dw: dw_view,
         workspace: Workspace {
             address: 0,
             bytes: 0,
@@ -170,14 +171,18 @@ fn check_length(argument: Argument, found: usize, expected: usize) -> Result<()>
 }
 
 fn check_weight(op: &RmsNorm, w: Weight<'_>) -> Result<()> {
-    if w.dtype() != op.weight() {
-        return Err(Error::Dtype {
-            argument: Argument::W,
-            found: w.dtype(),
-            accepted: op.weight(),
-        });
+    let argument = Argument::W;
+    match (w.view(), op.weight()) {
+        (None, None) => Ok(()),
+        (None, Some(_)) => Err(Error::Missing { argument }),
+        (Some(_), None) => Err(Error::Unexpected { argument }),
+        (Some(found), Some(accepted)) if found.dtype != accepted => Err(Error::Dtype {
+            argument,
+            found: found.dtype,
+            accepted,
+        }),
+        (Some(found), Some(_)) => check_length(argument, found.len as usize, op.hidden() as usize),
     }
-    check_length(Argument::W, w.view().len as usize, op.hidden() as usize)
 }
 
 fn packed<E: Element>(op: &RmsNorm, address: *const E, rows: u64) -> RowsView {

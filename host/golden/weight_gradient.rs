@@ -3,11 +3,14 @@
 use super::TASK_ELEMENTS;
 use super::row::scaled;
 use crate::element::Element;
+use crate::op::{Update, WeightGradient};
 use crate::view::Dtype;
 use cake_rmsnorm_kernels::arith::{Pair, backward_scale};
 use cake_rmsnorm_kernels::instructions::Instructions;
 use cake_rmsnorm_kernels::leaf;
+use half::bf16;
 use std::ops::Range;
+use std::slice;
 
 /// Columns whose sums stay in the innermost cache while the rows of a leaf go by.
 const COLUMNS: usize = 1024;
@@ -78,16 +81,21 @@ pub(super) struct Node {
 }
 
 impl Node {
+    /// The empty sum.
+    pub(super) fn empty(hidden: usize) -> Self {
+        Self {
+            sum: vec![0.0; hidden],
+            comp: vec![0.0; hidden],
+        }
+    }
+
     /// The sum of dy·x·rstd over rows (dy, x, rstd), in order from (0, 0).
     #[inline(always)]
     pub(super) fn leaf<'a, E: Element>(
         hidden: usize,
         rows: impl Iterator<Item = (&'a [E], &'a [E], f32)> + Clone,
     ) -> Self {
-        let mut node = Self {
-            sum: vec![0.0; hidden],
-            comp: vec![0.0; hidden],
-        };
+        let mut node = Self::empty(hidden);
         let blocks = node
             .sum
             .chunks_mut(COLUMNS)
@@ -128,10 +136,51 @@ impl Node {
         );
     }
 
-    /// dw, rounded once.
-    pub(super) fn round(&self, dw: &mut [f32]) {
-        for (dw, (&sum, &comp)) in dw.iter_mut().zip(self.sum.iter().zip(&self.comp)) {
-            *dw = Pair { sum, comp }.round();
+    /// The pair of a column.
+    fn pair(&self, column: usize) -> Pair {
+        Pair {
+            sum: self.sum[column],
+            comp: self.comp[column],
+        }
+    }
+}
+
+/// Where dw goes.
+pub(super) struct WeightGradientOut<'a> {
+    pub dw: Option<&'a mut [f32]>,
+    pub bf16: Option<&'a mut [bf16]>,
+    pub update: Update,
+}
+
+impl WeightGradientOut<'_> {
+    /// # Safety
+    /// - The outputs are live memory of `hidden` elements that nobody else accesses while this lives.
+    pub(super) unsafe fn new(dw: &WeightGradient, hidden: usize) -> Self {
+        let (f32, bf16) = dw.outputs();
+        // SAFETY: the caller's obligations.
+        unsafe {
+            Self {
+                dw: f32.map(|view| slice::from_raw_parts_mut(view.address as *mut f32, hidden)),
+                bf16: bf16.map(|view| slice::from_raw_parts_mut(view.address as *mut _, hidden)),
+                update: dw.update,
+            }
+        }
+    }
+
+    /// dw, rounded once, and once more to BF16. What is there joins the sum first, if it is to.
+    pub(super) fn store(&mut self, root: &Node) {
+        for column in 0..root.sum.len() {
+            let mut pair = root.pair(column);
+            if let (Update::Accumulate, Some(dw)) = (self.update, &self.dw) {
+                pair = pair.add_value(dw[column]);
+            }
+            let rounded = pair.round();
+            if let Some(dw) = &mut self.dw {
+                dw[column] = rounded;
+            }
+            if let Some(bf16) = &mut self.bf16 {
+                bf16[column] = Element::from_f32(rounded);
+            }
         }
     }
 }

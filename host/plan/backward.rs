@@ -1,6 +1,9 @@
 //! The backward's plan.
 
-use super::{Alignment, DeviceProperties, Launch, check_rows, entry, general, routes};
+use super::{
+    Alignment, BackwardForm, DeviceProperties, Gradients, Launch, Rstd, check_rows, entry, forward,
+    general, routes,
+};
 use crate::error::{Error, Result};
 use crate::op::RmsNorm;
 use cake_rmsnorm_kernels::arith::TILE;
@@ -47,18 +50,41 @@ impl LeafTable {
 /// What a backward launches.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardPlan {
+    /// rstd, where it was not kept: a forward without y, whose rstd goes to the workspace.
+    pub statistics: Option<Launch>,
     /// dx, and dw or its nodes; `None` when there are no rows.
     pub main: Option<Launch>,
-    /// dw from the nodes; `None` where the first launch writes dw.
+    /// dw from the nodes; `None` where `main` writes dw, or it is not wanted.
     pub reduce: Option<Launch>,
     /// Leaves and runs.
     pub leaf: LeafTable,
     /// log₂ of the nodes that one thread of the reduce folds.
     pub chunk_log2: u32,
-    /// Bytes of scratch memory: 8·H for each node (H rounded up to a multiple of 8).
+    /// Bytes of scratch memory: 8·H for each node (H rounded up to a multiple of 8), and 4·T for
+    /// rstd where it was not kept.
     pub workspace_bytes: u64,
+    /// Bytes of the nodes, behind which rstd lies.
+    pub node_bytes: u64,
     /// Whether [`Program::GeneralBackward`] keeps its running sums in shared memory.
     pub sums_in_shared: bool,
+}
+
+impl BackwardPlan {
+    /// Nothing to launch.
+    const EMPTY: BackwardPlan = BackwardPlan {
+        statistics: None,
+        main: None,
+        reduce: None,
+        leaf: LeafTable {
+            leaf_log2: 0,
+            leaves: 0,
+            run_log2: 0,
+        },
+        chunk_log2: 0,
+        workspace_bytes: 0,
+        node_bytes: 0,
+        sums_in_shared: false,
+    };
 }
 
 /// Plans a backward of `op` over `rows` rows.
@@ -68,81 +94,138 @@ pub struct BackwardPlan {
 pub fn backward(
     op: &RmsNorm,
     rows: u64,
-    residual: bool,
-    alignment: Alignment,
+    form: BackwardForm,
     device: &DeviceProperties,
 ) -> Result<BackwardPlan> {
     check_rows(rows)?;
     device.check()?;
-    if rows == 0 {
-        let leaf = LeafTable {
-            leaf_log2: 0,
-            leaves: 0,
-            run_log2: 0,
-        };
-        return Ok(BackwardPlan {
-            main: None,
-            reduce: None,
-            leaf,
-            chunk_log2: 0,
-            workspace_bytes: 0,
-            sums_in_shared: false,
-        });
-    }
-    let hidden = op.hidden() as u32;
-    let (Some(weight), Alignment::Vector) = (op.fast_weight(), alignment) else {
-        return general::backward(hidden, rows, device);
+    let mut plan = if rows == 0 {
+        without_rows(op.hidden() as u32, form.gradients, device)?
+    } else {
+        let mut plan = gradients(op, rows, form, device)?;
+        if form.rstd == Rstd::Recomputed {
+            plan.statistics = Some(forward::statistics(op, rows, form.alignment, device)?);
+        }
+        plan
     };
-    if rows > routes::SPLIT_MAX_ROWS {
+    plan.node_bytes = match plan.reduce {
+        Some(_) => {
+            u64::from(plan.leaf.runs()) * 8 * u64::from(tree::node_columns(op.hidden() as u32))
+        }
+        None => 0,
+    };
+    let rstd_bytes = match plan.statistics {
+        Some(_) => 4 * rows,
+        None => 0,
+    };
+    plan.workspace_bytes = plan.node_bytes + rstd_bytes;
+    Ok(plan)
+}
+
+/// dw of no rows: the reduce of no nodes.
+fn without_rows(
+    hidden: u32,
+    gradients: Gradients,
+    device: &DeviceProperties,
+) -> Result<BackwardPlan> {
+    if gradients == Gradients::Input {
+        return Ok(BackwardPlan::EMPTY);
+    }
+    let reduce = Launch {
+        dependent: false,
+        ..reduce_launch(hidden, 0, device)?
+    };
+    Ok(BackwardPlan {
+        reduce: Some(reduce),
+        ..BackwardPlan::EMPTY
+    })
+}
+
+/// dx and dw from rstd.
+fn gradients(
+    op: &RmsNorm,
+    rows: u64,
+    form: BackwardForm,
+    device: &DeviceProperties,
+) -> Result<BackwardPlan> {
+    let hidden = op.hidden() as u32;
+    let general = || general::backward(hidden, rows, form.gradients, device);
+    let (Some(weight), Alignment::Vector) = (op.fast_weight(), form.alignment) else {
+        return general();
+    };
+    // In place, dw must not be summed from rows that others have overwritten.
+    let beside = form.gradients != Gradients::Both || !form.in_place;
+    if rows > routes::SPLIT_MAX_ROWS || !beside {
+        let serves = |max_hidden: u32, program: Program| {
+            let warp = matches!(program, Program::BackwardWarp { .. });
+            hidden <= max_hidden && (warp || !form.grouped && form.gradients != Gradients::Input)
+        };
         // The first is meant for the width; a device with little shared memory takes a wider one.
-        let mut wide_enough = routes::BACKWARD
-            .iter()
-            .filter(|(max_hidden, _)| hidden <= *max_hidden);
-        let plan = wide_enough.find_map(|&(_, program)| {
-            single_read(hidden, weight, rows, residual, device, program).ok()
+        let plan = routes::BACKWARD.iter().find_map(|&(max_hidden, program)| {
+            let plan = |()| single_read(hidden, weight, rows, form, device, program).ok();
+            serves(max_hidden, program).then_some(()).and_then(plan)
         });
         if let Some(plan) = plan {
             return Ok(plan);
         }
+        // Reading rows twice or thrice for dw is worse than what takes everything.
+        if !beside || form.grouped && form.gradients != Gradients::Input {
+            return general();
+        }
     }
-    split_plan(hidden, weight, rows, residual, device)
+    split_plan(hidden, weight, rows, form, device)
 }
 
-/// One launch: column tasks beside row tasks.
+/// One launch: column tasks beside row tasks, or either alone.
 fn split_plan(
     hidden: u32,
     weight: WeightType,
     rows: u64,
-    residual: bool,
+    form: BackwardForm,
     device: &DeviceProperties,
 ) -> Result<BackwardPlan> {
+    let tiles = hidden.div_ceil(TILE);
     let small = rows <= routes::SPLIT_SMALL_BLOCK_MAX_ROWS && hidden <= 4096;
-    let threads = if small { 256 } else { 512 };
-    let program = match hidden.div_ceil(TILE).div_ceil(threads / 32) {
+    let threads = match form.gradients {
+        // As many as the row has work for.
+        Gradients::Input if tiles <= 16 => 32 * tiles,
+        Gradients::Input if tiles <= 32 => 16 * tiles.next_multiple_of(2),
+        _ if small => 256,
+        _ => 512,
+    };
+    let program = match tiles.div_ceil(threads / 32) {
         1 => Program::BackwardSplit { vectors: 1 },
         2 => Program::BackwardSplit { vectors: 2 },
         _ => Program::BackwardSplitWide,
     };
     let leaves = LeafTable::new(rows, hidden, 0).leaves;
     let leaf = LeafTable::new(rows, hidden, chunk_log2(leaves, threads));
-    let shared_bytes = reduce::shared_bytes(threads, leaf.run_log2).max(SCRATCH_BYTES);
+    let shared_bytes = match form.gradients {
+        Gradients::Input => SCRATCH_BYTES,
+        _ => reduce::shared_bytes(threads, leaf.run_log2).max(SCRATCH_BYTES),
+    };
     fits(shared_bytes, device)?;
     // Row tasks beyond what is resident are taken in turns.
-    let row_blocks = rows.min(u64::from(device.multiprocessors()) * 8) as u32;
+    let workers = u64::from(device.multiprocessors());
+    let (column_blocks, row_blocks) = match form.gradients {
+        Gradients::Both => (split::column_tasks(hidden), rows.min(workers * 8)),
+        Gradients::Input => {
+            let resident = workers * u64::from(routes::SPLIT_ROW_THREADS / threads);
+            (0, rows.min(resident))
+        }
+        Gradients::Weight => (split::column_tasks(hidden), 0),
+    };
     let main = Launch {
-        kernel: entry(program, Some(weight), residual),
-        grid: split::column_tasks(hidden) + row_blocks,
+        kernel: entry(program, Some(weight), form.residual),
+        grid: column_blocks + row_blocks as u32,
         block: threads,
         shared_bytes,
         dependent: false,
     };
     Ok(BackwardPlan {
         main: Some(main),
-        reduce: None,
         leaf,
-        chunk_log2: 0,
-        workspace_bytes: 0,
-        sums_in_shared: false,
+        ..BackwardPlan::EMPTY
     })
 }
 
@@ -151,10 +234,11 @@ fn single_read(
     hidden: u32,
     weight: WeightType,
     rows: u64,
-    residual: bool,
+    form: BackwardForm,
     device: &DeviceProperties,
     program: Program,
 ) -> Result<BackwardPlan> {
+    let residual = form.residual;
     let workers = device.multiprocessors();
     let (block, smallest_run) = match program {
         Program::BackwardWarp { vectors, .. } => {
@@ -188,34 +272,42 @@ fn single_read(
         dependent: false,
     };
 
-    with_reduce(main, leaf, hidden, false, device)
+    with_reduce(main, leaf, hidden, form.gradients, device)
 }
 
-/// `main`, which stores a node for each run, and the reduce.
+/// `main`, which stores a node for each run, and the reduce, if dw is wanted.
 pub(super) fn with_reduce(
     main: Launch,
     leaf: LeafTable,
     hidden: u32,
-    sums_in_shared: bool,
+    gradients: Gradients,
     device: &DeviceProperties,
 ) -> Result<BackwardPlan> {
-    let chunk_log2 = chunk_log2(leaf.runs(), REDUCE_THREADS);
-    let reduce = Launch {
+    let plan = BackwardPlan {
+        main: Some(main),
+        leaf,
+        ..BackwardPlan::EMPTY
+    };
+    if gradients == Gradients::Input {
+        return Ok(plan);
+    }
+    Ok(BackwardPlan {
+        reduce: Some(reduce_launch(hidden, leaf.runs(), device)?),
+        chunk_log2: chunk_log2(leaf.runs(), REDUCE_THREADS),
+        ..plan
+    })
+}
+
+/// dw from `nodes` nodes.
+fn reduce_launch(hidden: u32, nodes: u32, device: &DeviceProperties) -> Result<Launch> {
+    let shared_bytes = reduce::shared_bytes(REDUCE_THREADS, chunk_log2(nodes, REDUCE_THREADS));
+    fits(shared_bytes, device)?;
+    Ok(Launch {
         kernel: entry(Program::Reduce, None, false),
         grid: split::column_tasks(hidden),
         block: REDUCE_THREADS,
-        shared_bytes: reduce::shared_bytes(REDUCE_THREADS, chunk_log2),
+        shared_bytes,
         dependent: true,
-    };
-    fits(reduce.shared_bytes, device)?;
-    let node_bytes = 8 * u64::from(tree::node_columns(hidden));
-    Ok(BackwardPlan {
-        main: Some(main),
-        reduce: Some(reduce),
-        leaf,
-        chunk_log2,
-        workspace_bytes: u64::from(leaf.runs()) * node_bytes,
-        sums_in_shared,
     })
 }
 

@@ -1,7 +1,7 @@
 //! Plans of the kernels that take any type, alignment and width.
 
 use super::backward::{BackwardPlan, LeafTable, fits, with_reduce};
-use super::{DeviceProperties, Launch, entry};
+use super::{DeviceProperties, Gradients, Launch, entry};
 use crate::error::Result;
 use cake_rmsnorm_kernels::arith::TILE;
 use cake_rmsnorm_kernels::contract::Program;
@@ -39,7 +39,12 @@ pub(super) fn forward(hidden: u32, rows: u64, device: &DeviceProperties) -> Resu
     })
 }
 
-pub(super) fn backward(hidden: u32, rows: u64, device: &DeviceProperties) -> Result<BackwardPlan> {
+pub(super) fn backward(
+    hidden: u32,
+    rows: u64,
+    gradients: Gradients,
+    device: &DeviceProperties,
+) -> Result<BackwardPlan> {
     fits(SCRATCH_BYTES, device)?;
     let (max_warps, resident_threads) = BACKWARD;
     let block = threads(hidden, max_warps);
@@ -73,5 +78,9 @@ pub(super) fn backward(hidden: u32, rows: u64, device: &DeviceProperties) -> Res
         shared_bytes: shared(run_log2),
         dependent: false,
     };
-    with_reduce(main, leaf, hidden, sums_in_shared, device)
+    let plan = with_reduce(main, leaf, hidden, gradients, device)?;
+    Ok(BackwardPlan {
+        sums_in_shared,
+        ..plan
+    })
 }

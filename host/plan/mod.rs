@@ -2,12 +2,14 @@
 //! no device is touched. A plan never changes a bit of any output, only who computes it.
 
 mod backward;
+mod form;
 mod forward;
 mod general;
 mod kernels;
 mod routes;
 
 pub use backward::{BackwardPlan, LeafTable, backward};
+pub use form::{BackwardForm, ForwardForm, Gradients, Rstd};
 pub use forward::{ForwardPlan, forward};
 pub use kernels::kernels;
 
@@ -58,15 +60,18 @@ impl DeviceProperties {
 }
 
 /// How a call's matrices and weight lie in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Alignment {
     /// Every row starts at a multiple of 16 bytes: what the fast kernels need.
+    #[default]
     Vector,
     /// Some start elsewhere.
     Element,
 }
 
 impl Alignment {
+    const EVERY: [Alignment; 2] = [Alignment::Vector, Alignment::Element];
+
     /// Of the matrices and the weight of a call.
     pub(crate) fn of(views: impl IntoIterator<Item = RowsView>) -> Self {
         if views.into_iter().all(|view| view.is_aligned()) {

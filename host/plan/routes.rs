@@ -65,7 +65,7 @@ pub(super) const FORWARD: &[ForwardRoute] = &[
     route(65_536, FORWARD_WIDE, FORWARD_WIDE),
 ];
 
-const FORWARD_WARP_1: Forward = forward(Program::ForwardWarp { vectors: 1 }, 8, 1024);
+pub(super) const FORWARD_WARP_1: Forward = forward(Program::ForwardWarp { vectors: 1 }, 8, 1024);
 const FORWARD_WARP_2: Forward = forward(Program::ForwardWarp { vectors: 2 }, 8, 1024);
 const FORWARD_WARP_4: Forward = forward(Program::ForwardWarp { vectors: 4 }, 8, 512);
 /// The residual form moves twice the bytes for each row under way.
@@ -73,7 +73,11 @@ const FORWARD_RING_2: Forward = Forward {
     residual_threads: 512,
     ..forward(Program::ForwardRing { vectors: 2 }, 0, 1024)
 };
-const FORWARD_WIDE: Forward = forward(Program::ForwardWide, 0, 1536);
+pub(super) const FORWARD_WIDE: Forward = forward(Program::ForwardWide, 0, 1536);
+
+/// Rows up to this width, in groups or for rstd alone, go to [`FORWARD_WARP_1`], others to
+/// [`FORWARD_WIDE`].
+pub(super) const ANY_VIEW_WARP_HIDDEN: u32 = 256;
 
 /// Programs of the backward that read x and dy once, by width, the first that is wide enough.
 pub(super) const BACKWARD: &[(u32, Program)] = &[
@@ -123,6 +127,9 @@ pub(super) const BACKWARD_BLOCK_THREADS: u32 = 512;
 
 /// Most rows for which the split program is chosen: its second read comes from L2 then.
 pub(super) const SPLIT_MAX_ROWS: u64 = 512;
+
+/// Threads of row tasks alone that a multiprocessor is given.
+pub(super) const SPLIT_ROW_THREADS: u32 = 1024;
 
 /// Most rows for which blocks of the split program have 256 threads; beyond, 512.
 pub(super) const SPLIT_SMALL_BLOCK_MAX_ROWS: u64 = 64;

@@ -150,7 +150,7 @@ impl<const VECTORS: usize> Columns<VECTORS> {
     ///
     /// # Safety
     /// - `row` points to the row's first element, 16-byte aligned, in readable global memory
-    ///   that nobody writes during the launch; H is a multiple of 8.
+    ///   that no other thread writes during the launch; H is a multiple of 8.
     #[inline(always)]
     pub unsafe fn load(self, row: *const u16) -> [Words4; VECTORS] {
         let mut words = [NO_WORDS; VECTORS];
@@ -158,7 +158,7 @@ impl<const VECTORS: usize> Columns<VECTORS> {
             if self.holds(v) {
                 // SAFETY: inside the row, and aligned since columns are multiples of 8.
                 words[v] =
-                    unsafe { global::load_stream_words4(row.add(self.column(v) as usize).cast()) };
+                    unsafe { global::load_once_words4(row.add(self.column(v) as usize).cast()) };
             }
         });
         words

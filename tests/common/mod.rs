@@ -139,17 +139,17 @@ impl Case {
         };
         let weight = VectorView {
             address: w.address(),
-            dtype: self.op.weight(),
+            dtype: self.op.weight().expect("a weight"),
             len: self.op.hidden(),
         };
         let rstd_view = VectorView::f32(rstd.address(), self.rows);
         let forward = ForwardArgs {
             x: view(&*x),
             residual: self.residual.then(|| view(&*extra)),
-            w: weight,
+            w: Some(weight),
             h: self.residual.then(|| view(&*h)),
             y: view(&*y),
-            rstd: rstd_view,
+            rstd: Some(rstd_view),
         };
         // SAFETY: the buffers live until the results are read.
         unsafe { backend.forward(&self.op, &forward) }.expect("forward");
@@ -162,10 +162,10 @@ impl Case {
             dy: view(&*dy),
             x: if self.residual { view(&*h) } else { view(&*x) },
             dh: self.residual.then(|| view(&*extra)),
-            w: weight,
-            rstd: rstd_view,
-            dx: view(&*dx),
-            dw: VectorView::f32(dw.address(), self.op.hidden()),
+            w: Some(weight),
+            rstd: Some(rstd_view),
+            dx: Some(view(&*dx)),
+            dw: Some(VectorView::f32(dw.address(), self.op.hidden()).into()),
             workspace: Workspace {
                 address: workspace.address(),
                 bytes,
@@ -198,7 +198,7 @@ impl Case {
     pub fn check(&self, sim: &Sim, what: &str) {
         let (golden, simulated) = (self.golden(), self.simulated(sim));
         let shape = format!(
-            "{what}: T={} H={} {} residual={} stride={}",
+            "{what}: T={} H={} {:?} residual={} stride={}",
             self.rows,
             self.op.hidden(),
             self.op.weight(),
@@ -235,10 +235,10 @@ impl Memory for SimBuffer {
 }
 
 /// Poisoned host memory, 16-byte aligned.
-struct HostMemory(std::cell::UnsafeCell<Vec<u128>>, usize);
+pub struct HostMemory(std::cell::UnsafeCell<Vec<u128>>, usize);
 
 impl HostMemory {
-    fn new(bytes: usize) -> Self {
+    pub fn new(bytes: usize) -> Self {
         Self(
             vec![u128::from_ne_bytes([POISON; 16]); bytes.div_ceil(16)].into(),
             bytes,

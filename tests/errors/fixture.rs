@@ -42,10 +42,6 @@ impl Launcher for Recorder {
     unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
         self.record(launches.len())
     }
-
-    unsafe fn zero_f32(&self, _address: u64, _len: u64) -> Result<()> {
-        self.record(1)
-    }
 }
 
 /// NaN, whether read as BF16 or as FP32.
@@ -58,7 +54,7 @@ pub struct Arena {
 }
 
 /// The order of the arguments in the arena.
-const SLOTS: [Argument; 11] = [
+const SLOTS: [Argument; 12] = [
     Argument::X,
     Argument::Residual,
     Argument::W,
@@ -69,6 +65,7 @@ const SLOTS: [Argument; 11] = [
     Argument::Dh,
     Argument::Dx,
     Argument::Dw,
+    Argument::DwBf16,
     Argument::Workspace,
 ];
 
@@ -93,10 +90,10 @@ impl Arena {
         ForwardArgs {
             x: self.matrix(Argument::X),
             residual: Some(self.matrix(Argument::Residual)),
-            w: VectorView::bf16(self.at(Argument::W), HIDDEN),
+            w: Some(VectorView::bf16(self.at(Argument::W), HIDDEN)),
             h: Some(self.matrix(Argument::H)),
             y: self.matrix(Argument::Y),
-            rstd: VectorView::f32(self.at(Argument::Rstd), ROWS),
+            rstd: Some(VectorView::f32(self.at(Argument::Rstd), ROWS)),
         }
     }
 
@@ -105,10 +102,10 @@ impl Arena {
             dy: self.matrix(Argument::Dy),
             x: self.matrix(Argument::X),
             dh: Some(self.matrix(Argument::Dh)),
-            w: VectorView::bf16(self.at(Argument::W), HIDDEN),
-            rstd: VectorView::f32(self.at(Argument::Rstd), ROWS),
-            dx: self.matrix(Argument::Dx),
-            dw: VectorView::f32(self.at(Argument::Dw), HIDDEN),
+            w: Some(VectorView::bf16(self.at(Argument::W), HIDDEN)),
+            rstd: Some(VectorView::f32(self.at(Argument::Rstd), ROWS)),
+            dx: Some(self.matrix(Argument::Dx)),
+            dw: Some(VectorView::f32(self.at(Argument::Dw), HIDDEN).into()),
             workspace: Workspace {
                 address: self.at(Argument::Workspace),
                 bytes: enough(),
@@ -133,13 +130,18 @@ fn enough() -> u64 {
     bytes.expect("a plan")
 }
 
+/// An argument that the fixture has.
+pub fn there<T>(argument: &mut Option<T>) -> &mut T {
+    argument.as_mut().expect("the fixture has every argument")
+}
+
 /// The arguments of a forward or a backward.
 pub trait Arguments: Sized {
     /// Arguments that are accepted.
     fn valid(arena: &Arena) -> Self;
     /// The tensor of that name; only matrices have one.
     fn matrix(&mut self, argument: Argument) -> &mut RowsView;
-    fn run(&self, backend: &dyn Backend) -> Result<()>;
+    fn run(&self, op: &RmsNorm, backend: &dyn Backend) -> Result<()>;
 }
 
 impl Arguments for ForwardArgs {
@@ -157,10 +159,10 @@ impl Arguments for ForwardArgs {
         }
     }
 
-    fn run(&self, backend: &dyn Backend) -> Result<()> {
+    fn run(&self, op: &RmsNorm, backend: &dyn Backend) -> Result<()> {
         // SAFETY: a refused call touches nothing, the recorder never does, and whatever else is
         // run describes memory of the arena.
-        unsafe { backend.forward(&operator(), self) }
+        unsafe { backend.forward(op, self) }
     }
 }
 
@@ -174,14 +176,14 @@ impl Arguments for BackwardArgs {
             Argument::Dy => &mut self.dy,
             Argument::X => &mut self.x,
             Argument::Dh => self.dh.as_mut().expect("the residual form"),
-            Argument::Dx => &mut self.dx,
+            Argument::Dx => there(&mut self.dx),
             other => panic!("{other} is no matrix of the backward"),
         }
     }
 
-    fn run(&self, backend: &dyn Backend) -> Result<()> {
+    fn run(&self, op: &RmsNorm, backend: &dyn Backend) -> Result<()> {
         // SAFETY: as for the forward.
-        unsafe { backend.backward(&operator(), self) }
+        unsafe { backend.backward(op, self) }
     }
 }
 
@@ -192,11 +194,22 @@ pub const BACKWARD: [Argument; 4] = [Argument::Dy, Argument::X, Argument::Dh, Ar
 /// nothing is launched and that no byte changes.
 #[track_caller]
 pub fn refused<A: Arguments>(change: impl Fn(&mut A, &Arena) -> Error) {
-    refused_by_launcher(DeviceProperties::H200, &change);
+    refused_with(&operator(), change);
+}
+
+/// As [`refused`], for another operator.
+#[track_caller]
+pub fn refused_with<A: Arguments>(op: &RmsNorm, change: impl Fn(&mut A, &Arena) -> Error) {
     let arena = Arena::poisoned();
     let mut args = A::valid(&arena);
     let expected = change(&mut args, &arena);
-    assert_eq!(args.run(&Cpu), Err(expected), "the CPU backend");
+    let recorder = Recorder::new(DeviceProperties::H200);
+    assert_eq!(args.run(op, &recorder), Err(expected));
+    assert_eq!(recorder.calls.get(), 0, "something was launched");
+    let arena = Arena::poisoned();
+    let mut args = A::valid(&arena);
+    let expected = change(&mut args, &arena);
+    assert_eq!(args.run(op, &Cpu), Err(expected), "the CPU backend");
     assert!(
         arena.words.iter().all(|words| *words == POISON),
         "the CPU backend wrote"
@@ -213,17 +226,23 @@ pub fn refused_by_launcher<A: Arguments>(
     let mut args = A::valid(&arena);
     let expected = change(&mut args, &arena);
     let recorder = Recorder::new(properties);
-    assert_eq!(args.run(&recorder), Err(expected));
+    assert_eq!(args.run(&operator(), &recorder), Err(expected));
     assert_eq!(recorder.calls.get(), 0, "something was launched");
 }
 
 /// Asserts that valid arguments are accepted after `change`; returns the calls to the device.
 #[track_caller]
 pub fn launches<A: Arguments>(change: impl Fn(&mut A, &Arena)) -> usize {
+    launches_with(&operator(), change)
+}
+
+/// As [`launches`], for another operator.
+#[track_caller]
+pub fn launches_with<A: Arguments>(op: &RmsNorm, change: impl Fn(&mut A, &Arena)) -> usize {
     let arena = Arena::poisoned();
     let mut args = A::valid(&arena);
     change(&mut args, &arena);
     let recorder = Recorder::new(DeviceProperties::H200);
-    assert_eq!(args.run(&recorder), Ok(()));
+    assert_eq!(args.run(op, &recorder), Ok(()));
     recorder.calls.get()
 }

@@ -5,4 +5,5 @@
 
 mod fixture;
 mod memory;
+mod options;
 mod shapes;

@@ -36,7 +36,7 @@ fn operators_refuse_widths_without_a_kernel() {
 fn builders_have_defaults() {
     let op = RmsNorm::builder(HIDDEN).build().expect("the defaults");
     let found = (op.hidden(), op.input(), op.weight(), op.eps());
-    assert_eq!(found, (HIDDEN, Dtype::Bf16, Dtype::Bf16, 1e-6));
+    assert_eq!(found, (HIDDEN, Dtype::Bf16, Some(Dtype::Bf16), 1e-6));
     let built = RmsNorm::builder(HIDDEN)
         .weight(Dtype::F32)
         .eps(1e-5)
@@ -89,24 +89,24 @@ fn tensors_of_another_type_are_refused() {
         accepted,
     };
     refused(|args: &mut ForwardArgs, _| {
-        args.w.dtype = Dtype::F32;
+        there(&mut args.w).dtype = Dtype::F32;
         error(Argument::W, Dtype::F32, Dtype::Bf16)
     });
     refused(|args: &mut ForwardArgs, _| {
-        args.rstd.dtype = Dtype::Bf16;
+        there(&mut args.rstd).dtype = Dtype::Bf16;
         error(Argument::Rstd, Dtype::Bf16, Dtype::F32)
     });
     refused(|args: &mut BackwardArgs, _| {
-        args.w.dtype = Dtype::F32;
+        there(&mut args.w).dtype = Dtype::F32;
         error(Argument::W, Dtype::F32, Dtype::Bf16)
     });
     refused(|args: &mut BackwardArgs, _| {
-        args.rstd.dtype = Dtype::Bf16;
+        there(&mut args.rstd).dtype = Dtype::Bf16;
         error(Argument::Rstd, Dtype::Bf16, Dtype::F32)
     });
     refused(|args: &mut BackwardArgs, _| {
-        args.dw.dtype = Dtype::Bf16;
-        error(Argument::Dw, Dtype::Bf16, Dtype::F32)
+        there(&mut args.dw).dw.dtype = Dtype::F16;
+        error(Argument::Dw, Dtype::F16, Dtype::F32)
     });
 }
 
@@ -128,7 +128,7 @@ fn the_weight_type_is_the_operators() {
         })
     );
     assert_eq!(recorder.calls.get(), 0);
-    args.w.dtype = Dtype::F32;
+    there(&mut args.w).dtype = Dtype::F32;
     assert_eq!(run(&args), Ok(()));
 }
 
@@ -156,15 +156,15 @@ fn tensors_of_another_width_are_refused() {
             expected: HIDDEN,
         };
         refused(|args: &mut ForwardArgs, _| {
-            args.w.len = found;
+            there(&mut args.w).len = found;
             error(Argument::W)
         });
         refused(|args: &mut BackwardArgs, _| {
-            args.w.len = found;
+            there(&mut args.w).len = found;
             error(Argument::W)
         });
         refused(|args: &mut BackwardArgs, _| {
-            args.dw.len = found;
+            there(&mut args.dw).dw.len = found;
             error(Argument::Dw)
         });
     }
@@ -194,11 +194,11 @@ fn tensors_with_another_number_of_rows_are_refused() {
             expected: ROWS,
         };
         refused(|args: &mut ForwardArgs, _| {
-            args.rstd.len = found;
+            there(&mut args.rstd).len = found;
             error.clone()
         });
         refused(|args: &mut BackwardArgs, _| {
-            args.rstd.len = found;
+            there(&mut args.rstd).len = found;
             error.clone()
         });
     }

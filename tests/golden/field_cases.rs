@@ -281,7 +281,7 @@ fn weight_types_agree() {
     let narrow = bf16s(&weight(hidden, 3));
     let wide: Vec<f32> = narrow.iter().map(|w| w.to_f32()).collect();
     let run = |w: Weight<'_>| {
-        let op = RmsNorm::new(hidden as u64, w.dtype(), 1e-6).unwrap();
+        let op = RmsNorm::new(hidden as u64, w.dtype().expect("a weight"), 1e-6).unwrap();
         let forward = forward_slices(&op, &x, None, w).unwrap();
         let backward = backward_slices(&op, &dy, &x, None, w, &forward.rstd).unwrap();
         (bits(&forward.y), bits(&backward.dx), bits_f32(&backward.dw))
@@ -323,19 +323,19 @@ fn strides() {
         let forward = ForwardArgs {
             x,
             residual: None,
-            w,
+            w: Some(w),
             h: None,
             y: out(&mut y),
-            rstd: rstd_view,
+            rstd: Some(rstd_view),
         };
         let backward = BackwardArgs {
             dy,
             x,
             dh: None,
-            w,
-            rstd: rstd_view,
-            dx: out(&mut dx),
-            dw: VectorView::f32(dw.as_mut_ptr() as u64, hidden as u64),
+            w: Some(w),
+            rstd: Some(rstd_view),
+            dx: Some(out(&mut dx)),
+            dw: Some(VectorView::f32(dw.as_mut_ptr() as u64, hidden as u64).into()),
             workspace: Workspace {
                 address: 0,
                 bytes: 0,
@@ -394,10 +394,10 @@ fn no_rows() {
         dy: empty,
         x: empty,
         dh: None,
-        w: VectorView::f32([1f32; 8].as_ptr() as u64, 8),
-        rstd: VectorView::f32(0, 0),
-        dx: empty,
-        dw: VectorView::f32(dw.as_mut_ptr() as u64, 8),
+        w: Some(VectorView::f32([1f32; 8].as_ptr() as u64, 8)),
+        rstd: Some(VectorView::f32(0, 0)),
+        dx: Some(empty),
+        dw: Some(VectorView::f32(dw.as_mut_ptr() as u64, 8).into()),
         workspace: Workspace {
             address: 0,
             bytes: 0,

@@ -161,12 +161,4 @@ impl Launcher for Cuda {
             Ok(())
         })
     }
-
-    unsafe fn zero_f32(&self, address: u64, len: u64) -> Result<()> {
-        self.device.with_context(|| {
-            // SAFETY: the caller's obligation.
-            let result = unsafe { sys::cuMemsetD32Async(address, 0, len as usize, self.stream) };
-            check("cuMemsetD32Async", result)
-        })
-    }
 }

@@ -2,10 +2,10 @@
 
 use super::InputsArg;
 use crate::cli::device::Device;
-use crate::cli::dtype_name;
 use crate::cli::error::{CliError, Result};
 use crate::cli::operands::Operands;
 use crate::cli::progress::Progress;
+use crate::cli::{dtype_name, weight_type};
 use cake_rmsnorm::RmsNorm;
 use cake_rmsnorm::compare::{Accuracy, Output};
 use cake_rmsnorm::inputs::pool::{BLOCK_ROWS, BLOCKS, Pool};
@@ -85,7 +85,7 @@ impl Case {
                 inputs.name(),
                 op.hidden()
             ));
-            let pool = Pool::new(inputs.into(), op.hidden() as usize, op.weight(), seed);
+            let pool = Pool::new(inputs.into(), op.hidden() as usize, weight_type(&op), seed);
             let pool = pool.map_err(|_| CliError::Memory {
                 purpose: "a pool of rows",
                 bytes: (BLOCKS * BLOCK_ROWS) as u64 * op.hidden() * 2,
@@ -128,7 +128,7 @@ impl Case {
             inputs: inputs.name(),
             rows,
             hidden: op.hidden(),
-            weight: dtype_name(op.weight()),
+            weight: dtype_name(weight_type(&op)),
             sm_count: backend.properties().sm_count,
             seeds,
             ok: failures.is_empty(),

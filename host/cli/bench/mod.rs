@@ -5,12 +5,12 @@ mod plot;
 mod record;
 mod timer;
 
-use super::WeightArg;
 use super::device::{Buffer, DeviceArg};
 use super::error::{CliError, Result};
 use super::operands::Operands;
 use super::output::{Output, columns, thousands};
 use super::progress::Progress;
+use super::{WeightArg, weight_type};
 use cake_rmsnorm::inputs::Spec;
 use cake_rmsnorm::{Dtype, MAX_ROWS, RmsNorm};
 use case::{Case, Op, Repeats, Summary};
@@ -184,7 +184,7 @@ impl<'a> Bench<'a> {
             op: operation,
             rows,
             hidden: op.hidden(),
-            weight: op.weight(),
+            weight: weight_type(op),
             residual: self.args.residual,
         }
     }
@@ -268,7 +268,7 @@ fn fill(operands: &mut Operands, op: RmsNorm, rows: u64, residual: bool) -> Resu
     let spec = Spec {
         rows: made as usize,
         hidden: op.hidden() as usize,
-        weight: op.weight(),
+        weight: weight_type(&op),
         residual,
         seed: 0,
     };

@@ -50,19 +50,19 @@ impl Call {
         let forward = ForwardArgs {
             x: matrix(3),
             residual: residual.then(|| matrix(4)),
-            w,
+            w: Some(w),
             h: residual.then(|| matrix(5)),
             y: matrix(6),
-            rstd,
+            rstd: Some(rstd),
         };
         let backward = BackwardArgs {
             dy: matrix(7),
             x: matrix(3),
             dh: residual.then(|| matrix(8)),
-            w,
-            rstd,
-            dx: matrix(9),
-            dw: VectorView::f32(at(10), hidden),
+            w: Some(w),
+            rstd: Some(rstd),
+            dx: Some(matrix(9)),
+            dw: Some(VectorView::f32(at(10), hidden).into()),
             workspace: Workspace {
                 address: at(11),
                 bytes: plan.workspace_bytes,

@@ -164,8 +164,4 @@ impl Launcher for Recorded {
         self.launches.borrow_mut().extend(copies);
         Ok(())
     }
-
-    unsafe fn zero_f32(&self, _: u64, _: u64) -> cake_rmsnorm::Result<()> {
-        Ok(())
-    }
 }

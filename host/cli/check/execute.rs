@@ -161,7 +161,7 @@ impl<'a> Execution<'a> {
             w: self.weight(),
             h: self.h.as_ref().map(|h| self.matrix(&*h.buffer)),
             y: self.matrix(&*self.y.buffer),
-            rstd: VectorView::f32(self.rstd.buffer.address(), self.rows),
+            rstd: Some(VectorView::f32(self.rstd.buffer.address(), self.rows)),
         }
     }
 
@@ -173,9 +173,9 @@ impl<'a> Execution<'a> {
             x: self.matrix(x),
             dh: self.dh.as_ref().map(|dh| self.matrix(&**dh)),
             w: self.weight(),
-            rstd: VectorView::f32(self.rstd.buffer.address(), self.rows),
-            dx: self.matrix(&*self.dx.buffer),
-            dw: VectorView::f32(self.dw.buffer.address(), self.op.hidden()),
+            rstd: Some(VectorView::f32(self.rstd.buffer.address(), self.rows)),
+            dx: Some(self.matrix(&*self.dx.buffer)),
+            dw: Some(VectorView::f32(self.dw.buffer.address(), self.op.hidden()).into()),
             workspace: Workspace {
                 address: self.workspace.buffer.address(),
                 bytes: self.workspace.bytes as u64,
@@ -205,12 +205,12 @@ impl<'a> Execution<'a> {
         RowsView::packed(buffer.address(), self.rows, self.op.hidden())
     }
 
-    fn weight(&self) -> VectorView {
-        VectorView {
+    fn weight(&self) -> Option<VectorView> {
+        self.op.weight().map(|dtype| VectorView {
             address: self.w.address(),
-            dtype: self.op.weight(),
+            dtype,
             len: self.op.hidden(),
-        }
+        })
     }
 }
 

@@ -5,8 +5,10 @@ mod naive;
 
 use super::memory::{Elements, ElementsMut, Rows, RowsMut};
 use super::row::RowWeight;
+use super::weight_gradient::WeightGradientOut;
 use super::{BackwardTask, ForwardTask};
 use crate::element::Element;
+use crate::op::Update;
 use crate::view::{Dtype, RowsView, VectorView};
 use cake_rmsnorm_kernels::instructions::Instructions;
 use cake_rmsnorm_kernels::leaf::leaves_target;
@@ -27,6 +29,8 @@ pub struct Case<E = bf16> {
     residual: Option<Vec<E>>,
     dh: Option<Vec<E>>,
     w: Vec<f32>,
+    /// What dw holds, where the backward accumulates.
+    old: Option<Vec<f32>>,
 }
 
 /// The bits of all outputs.
@@ -37,6 +41,7 @@ pub struct Outputs {
     rstd: Vec<u32>,
     dx: Vec<u32>,
     dw: Vec<u32>,
+    dw_bf16: Vec<u32>,
 }
 
 fn bits<E: Element>(values: &[E]) -> Vec<u32> {
@@ -93,7 +98,22 @@ impl<E: Naive> Case<E> {
             residual,
             dh,
             w,
+            old: None,
         }
+    }
+
+    /// The same with a dw that is added to: values around those of the sum, and some that are not
+    /// finite.
+    fn accumulating(mut self) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(self.hidden as u64);
+        let old = (0..self.hidden).map(|column| match column % 37 {
+            5 => f32::INFINITY,
+            6 => f32::NAN,
+            7 => -0.0,
+            _ => rng.random_range(-1f32..1.0) * 2f32.powi(rng.random_range(-30..12)),
+        });
+        self.old = Some(old.collect());
+        self
     }
 
     /// The same with `value` in place of one element of x.
@@ -132,7 +152,8 @@ impl<E: Naive> Case<E> {
         let mut y = vec![E::zeroed(); elements];
         let mut dx = vec![E::zeroed(); elements];
         let mut rstd = vec![0f32; self.rows];
-        let mut dw = vec![0f32; self.hidden];
+        let mut dw = self.old.clone().unwrap_or(vec![f32::NAN; self.hidden]);
+        let mut dw_bf16 = vec![bf16::NAN; self.hidden];
         let view = |address: *const E| {
             RowsView::packed(address as u64, self.rows as u64, self.hidden as u64)
         };
@@ -148,9 +169,10 @@ impl<E: Naive> Case<E> {
                 .as_ref()
                 .map(|_| RowsMut::new(&view(h_address))),
             y: RowsMut::new(&view(y.as_mut_ptr())),
-            rstd: ElementsMut::new(&rstd_view),
+            rstd: Some(ElementsMut::new(&rstd_view)),
             eps: self.eps,
             hidden: self.hidden,
+            in_place: false,
         };
         let normalised = if self.residual.is_some() {
             h_address.cast_const()
@@ -162,14 +184,26 @@ impl<E: Naive> Case<E> {
             x: Rows::new(&view(normalised)),
             dh: self.dh.as_ref().map(matrix),
             w: RowWeight::new(self.w.clone()),
-            rstd: Elements::new(&rstd_view),
-            dx: RowsMut::new(&view(dx.as_mut_ptr())),
+            rstd: Some(Elements::new(&rstd_view)),
+            dx: Some(RowsMut::new(&view(dx.as_mut_ptr()))),
+            eps: self.eps,
             hidden: self.hidden,
+            in_place: false,
+        };
+        let update = if self.old.is_some() {
+            Update::Accumulate
+        } else {
+            Update::Overwrite
+        };
+        let out = WeightGradientOut {
+            dw: Some(&mut dw),
+            bf16: Some(&mut dw_bf16),
+            update,
         };
         // SAFETY: the views are those of live vectors of the right sizes, the outputs apart.
         unsafe {
             forward.run(self.rows, instructions);
-            backward.run(self.rows, &mut dw, instructions);
+            backward.run(self.rows, Some(out), instructions);
         }
         Outputs {
             h: bits(&h),
@@ -177,6 +211,7 @@ impl<E: Naive> Case<E> {
             rstd: bits(&rstd),
             dx: bits(&dx),
             dw: bits(&dw),
+            dw_bf16: bits(&dw_bf16),
         }
     }
 
@@ -194,6 +229,14 @@ impl<E: Naive> Case<E> {
         same(&golden.y, &naive.y, self.hidden, &what, "y");
         same(&golden.dx, &naive.dx, self.hidden, &what, "dx");
         same(&golden.dw, &naive.dw, self.hidden, &what, "dw");
+        let what = format!("{what} accumulating={}", self.old.is_some());
+        same(
+            &golden.dw_bf16,
+            &naive.dw_bf16,
+            self.hidden,
+            &what,
+            "dw_bf16",
+        );
     }
 }
 
@@ -329,15 +372,18 @@ proptest! {
         hidden in 1usize..700,
         residual: bool,
         cancelling: bool,
+        accumulating: bool,
         eps in prop_oneof![Just(0.0f32), Just(1e-6), Just(1e-30), Just(1e30)],
         seed: u64,
     ) {
-        fn check<E: Naive>(case: Case<E>, cancelling: bool) {
+        let check = (cancelling, accumulating);
+        fn checked<E: Naive>(case: Case<E>, (cancelling, accumulating): (bool, bool)) {
             let case = if cancelling { case.cancelling() } else { case };
+            let case = if accumulating { case.accumulating() } else { case };
             case.check();
         }
-        check(Case::<bf16>::new(rows, hidden, residual, eps, seed), cancelling);
-        check(Case::<f16>::new(rows, hidden, residual, eps, seed), cancelling);
-        check(Case::<f32>::new(rows, hidden, residual, eps, seed), cancelling);
+        checked(Case::<bf16>::new(rows, hidden, residual, eps, seed), check);
+        checked(Case::<f16>::new(rows, hidden, residual, eps, seed), check);
+        checked(Case::<f32>::new(rows, hidden, residual, eps, seed), check);
     }
 }

@@ -106,14 +106,17 @@ pub fn run<E: Naive>(case: &Case<E>) -> Outputs {
                 )
             })
             .collect();
-        dw.push(weight_gradient::<E>(&terms, hidden));
+        let old = case.old.as_ref().map(|old| old[column]);
+        dw.push(weight_gradient::<E>(&terms, hidden, old));
     }
+    let dw_bf16: Vec<bf16> = dw.iter().map(|&dw| Naive::round(dw)).collect();
     Outputs {
         h: bits(&h_out),
         y: bits(&y_out),
         rstd: bits(&rstds),
         dx: bits(&dx),
         dw: bits(&dw),
+        dw_bf16: bits(&dw_bf16),
     }
 }
 
@@ -202,7 +205,7 @@ fn butterfly(mut lanes: Vec<f32>) -> f32 {
 }
 
 /// dw of one column, from its (dy, x, rstd).
-fn weight_gradient<E: Naive>(terms: &[(f32, f32, f32)], hidden: usize) -> f32 {
+fn weight_gradient<E: Naive>(terms: &[(f32, f32, f32)], hidden: usize, old: Option<f32>) -> f32 {
     let leaf_rows = leaf_rows(terms.len(), hidden);
     let leaves: Vec<(f32, f32)> = terms
         .chunks(leaf_rows)
@@ -218,7 +221,8 @@ fn weight_gradient<E: Naive>(terms: &[(f32, f32, f32)], hidden: usize) -> f32 {
         level = pairs.collect();
     }
     let root = level.first().copied();
-    let (sum, comp) = root.unwrap_or_default();
+    let root = root.unwrap_or_default();
+    let (sum, comp) = old.map_or(root, |old| combine(root, (old, 0.0)));
     canonical(if sum.abs() < f32::INFINITY {
         sum + comp
     } else {

@@ -194,6 +194,23 @@ pub mod global {
     use super::super::Words4;
     use core::arch::asm;
 
+    /// Loads 16 bytes that nobody reads again soon. The calling thread alone may write them, later.
+    ///
+    /// # Safety
+    /// - `pointer` is 16-byte aligned and its 16 bytes are readable global memory.
+    /// - No other thread writes them during the launch.
+    #[inline(always)]
+    pub unsafe fn load_once_words4(pointer: *const Words4) -> Words4 {
+        let (a, b, c, d): (u32, u32, u32, u32);
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!("ld.global.L1::no_allocate.v4.b32 {{{}, {}, {}, {}}}, [{}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) pointer,
+                options(pure, readonly, nostack, preserves_flags));
+        }
+        Words4(a, b, c, d)
+    }
+
     /// Loads 16 bytes that nobody writes during the launch and nobody reads again soon.
     ///
     /// # Safety
@@ -397,7 +414,7 @@ pub mod async_copy {
     ///
     /// # Safety
     /// - `destination` and `source` are 16-byte aligned and valid for 16 bytes; nobody writes
-    ///   the source during the launch.
+    ///   the source until the thread has waited for the group, nor any other thread later.
     /// - Nobody accesses the destination until the thread has waited for the group; other
     ///   threads, until a barrier after that.
     #[inline(always)]

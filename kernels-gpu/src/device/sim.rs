@@ -162,6 +162,18 @@ pub mod global {
         Words4(a, b, c, d)
     }
 
+    /// Loads 16 bytes that nobody reads again soon. The calling thread alone may write them, later.
+    ///
+    /// # Safety
+    /// - `pointer` is 16-byte aligned and its 16 bytes are readable global memory.
+    /// - No other thread writes them during the launch.
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load_once_words4(pointer: *const Words4) -> Words4 {
+        // SAFETY: the caller's obligations.
+        unsafe { load_words4(pointer) }
+    }
+
     /// Loads 16 bytes that every block reads (a weight), or that an earlier kernel wrote.
     ///
     /// # Safety
@@ -343,14 +355,14 @@ pub mod async_copy {
     ///
     /// # Safety
     /// - `destination` and `source` are 16-byte aligned and valid for 16 bytes; nobody writes
-    ///   the source during the launch.
+    ///   the source until the thread has waited for the group, nor any other thread later.
     /// - Nobody accesses the destination until the thread has waited for the group; other
     ///   threads, until a barrier after that.
     #[inline]
     #[track_caller]
     pub unsafe fn copy_words4(destination: u32, source: *const Words4) {
         // SAFETY: the caller's obligations.
-        unsafe { small_copy::copy_constant(destination, source.cast::<[u32; 4]>()) }
+        unsafe { small_copy::copy(destination, source.cast::<[u32; 4]>()) }
     }
 
     /// Starts a copy of 4 bytes in the thread's current group.

@@ -1,0 +1,135 @@
+//! What a call asks for, as far as its plan depends on it.
+
+use super::Alignment;
+use crate::op::{BackwardArgs, ForwardArgs};
+use crate::view::RowsView;
+
+/// Of a forward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ForwardForm {
+    /// h = x + residual is normalised, and stored.
+    pub residual: bool,
+    /// How rows and weight lie.
+    pub alignment: Alignment,
+    /// Rows of some matrix come in groups.
+    pub grouped: bool,
+}
+
+/// Of a backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct BackwardForm {
+    /// dh is added to dx.
+    pub residual: bool,
+    /// How rows and weight lie.
+    pub alignment: Alignment,
+    /// Rows of some matrix come in groups.
+    pub grouped: bool,
+    /// Which gradients are wanted.
+    pub gradients: Gradients,
+    /// dx lies in the place of dy or x.
+    pub in_place: bool,
+    /// Where rstd comes from.
+    pub rstd: Rstd,
+}
+
+/// Which gradients a backward gives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Gradients {
+    /// dx and dw.
+    #[default]
+    Both,
+    /// dx.
+    Input,
+    /// dw.
+    Weight,
+}
+
+/// Where a backward has rstd from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Rstd {
+    /// The forward's was kept.
+    #[default]
+    Kept,
+    /// It is worked out again.
+    Recomputed,
+}
+
+impl ForwardForm {
+    /// The form of a call.
+    #[must_use]
+    pub fn of(args: &ForwardArgs) -> Self {
+        let matrices = [Some(args.x), args.residual, args.h, Some(args.y)];
+        let w = args.w.as_ref().map(|w| w.as_rows());
+        Self {
+            residual: args.residual.is_some(),
+            alignment: Alignment::of(matrices.into_iter().chain([w]).flatten()),
+            grouped: grouped(matrices),
+        }
+    }
+
+    /// Every form of a call with or without a residual.
+    pub fn every(residual: bool) -> impl Iterator<Item = Self> {
+        let forms = pairs(Alignment::EVERY, [false, true]);
+        forms.map(move |(alignment, grouped)| Self {
+            residual,
+            alignment,
+            grouped,
+        })
+    }
+}
+
+impl BackwardForm {
+    /// The form of a call.
+    #[must_use]
+    pub fn of(args: &BackwardArgs) -> Self {
+        let matrices = [Some(args.dy), Some(args.x), args.dh, args.dx];
+        let w = args.w.as_ref().map(|w| w.as_rows());
+        let over = |other: RowsView| args.dx.is_some_and(|dx| dx.same_memory(&other));
+        Self {
+            residual: args.dh.is_some(),
+            alignment: Alignment::of(matrices.into_iter().chain([w]).flatten()),
+            grouped: grouped(matrices),
+            gradients: match (&args.dx, &args.dw) {
+                (Some(_), None) => Gradients::Input,
+                (None, Some(_)) => Gradients::Weight,
+                _ => Gradients::Both,
+            },
+            in_place: over(args.dy) || over(args.x),
+            rstd: match args.rstd {
+                Some(_) => Rstd::Kept,
+                None => Rstd::Recomputed,
+            },
+        }
+    }
+
+    /// Every form of a call with or without a residual.
+    pub fn every(residual: bool) -> impl Iterator<Item = Self> {
+        let gradients = [Gradients::Both, Gradients::Input, Gradients::Weight];
+        let layouts = pairs(pairs(Alignment::EVERY, [false, true]), [false, true]);
+        let forms = pairs(pairs(layouts, gradients), [Rstd::Kept, Rstd::Recomputed]);
+        forms.map(
+            move |((((alignment, grouped), in_place), gradients), rstd)| Self {
+                residual,
+                alignment,
+                grouped,
+                gradients,
+                in_place,
+                rstd,
+            },
+        )
+    }
+}
+
+fn grouped(matrices: [Option<RowsView>; 4]) -> bool {
+    let mut matrices = matrices.into_iter().flatten();
+    matrices.any(|view| view.normal().groups.is_some())
+}
+
+fn pairs<A: Clone, B: Clone>(
+    first: impl IntoIterator<Item = A>,
+    second: impl IntoIterator<Item = B> + Clone,
+) -> impl Iterator<Item = (A, B)> {
+    first
+        .into_iter()
+        .flat_map(move |a| second.clone().into_iter().map(move |b| (a.clone(), b)))
+}
