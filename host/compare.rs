@@ -27,6 +27,8 @@ pub enum Output {
     Dx,
     /// Gradient of w.
     Dw,
+    /// Gradient of the gate.
+    Dz,
 }
 
 /// The largest error that is accepted: `ulps` units in the last place of the exact value, or
@@ -61,7 +63,7 @@ impl Output {
             // Before the rounding to BF16 the error is at most 32 · 2⁻²⁴ of the terms: 25 roundings
             // in a row sum of 65,536 elements, one in a, four in k, two at the end; and half a
             // unit from the rounding. The larger of a unit and of twice the former covers both.
-            Output::Dx => Bound {
+            Output::Dx | Output::Dz => Bound {
                 ulps: 1.0,
                 of_terms: 2f64.powi(-18),
             },
@@ -72,13 +74,34 @@ impl Output {
         }
     }
 
+    /// The bound of every element of the gated form.
+    #[must_use]
+    pub fn gated_bound(self) -> Bound {
+        match self {
+            // Where the gate comes first, what is normalised is itself off by 4 units at most.
+            Output::Rstd => Bound {
+                ulps: 24.0,
+                of_terms: 0.0,
+            },
+            Output::H | Output::Y | Output::Dx | Output::Dz => Bound {
+                ulps: 1.0,
+                of_terms: 2f64.powi(-20),
+            },
+            // A term's factor silu(z)·rstd is rounded: 4 · 2⁻²⁴ of the term at most, doubled.
+            Output::Dw => Bound {
+                ulps: 1.0,
+                of_terms: 2f64.powi(-21),
+            },
+        }
+    }
+
     /// The share of elements that equal the exact value rounded once, at least, for ordinary
     /// inputs and elements whose terms cancel little ([`Report::uncancelled`]); `None` where the contract asks for none.
     #[must_use]
     pub fn least_correctly_rounded(self) -> Option<f64> {
         match self {
             Output::H | Output::Rstd => None,
-            Output::Y | Output::Dx => Some(0.999),
+            Output::Y | Output::Dx | Output::Dz => Some(0.999),
             Output::Dw => Some(0.9999),
         }
     }
@@ -90,6 +113,7 @@ impl Output {
             Output::Rstd => Argument::Rstd,
             Output::Dx => Argument::Dx,
             Output::Dw => Argument::Dw,
+            Output::Dz => Argument::Dz,
         }
     }
 }
@@ -181,6 +205,7 @@ pub fn compare<T: Element>(
 #[derive(Clone, Debug)]
 pub struct Accuracy {
     output: Output,
+    bound: Bound,
     totals: Totals,
     differences: Option<Differences>,
 }
@@ -189,8 +214,15 @@ impl Accuracy {
     /// Nothing compared yet.
     #[must_use]
     pub fn new(output: Output) -> Self {
+        Self::with_bound(output, output.bound())
+    }
+
+    /// Nothing compared yet; every element is held to `bound`.
+    #[must_use]
+    pub fn with_bound(output: Output, bound: Bound) -> Self {
         Self {
             output,
+            bound,
             totals: Totals::default(),
             differences: None,
         }
@@ -211,7 +243,7 @@ impl Accuracy {
         const TASK: usize = 1 << 15;
         self.check_length(found.len(), exact.len())?;
         self.check_length(found.len(), terms.map_or(found.len(), <[f64]>::len))?;
-        let bound = self.output.bound();
+        let bound = self.bound;
         let start = self.totals.elements;
         let tasks = found
             .par_chunks(TASK)

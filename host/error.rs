@@ -19,6 +19,8 @@ pub enum Argument {
     Dw,
     DwBf16,
     Workspace,
+    Z,
+    Dz,
 }
 
 impl fmt::Display for Argument {
@@ -36,6 +38,8 @@ impl fmt::Display for Argument {
             Argument::Dw => "dw",
             Argument::DwBf16 => "dw_bf16",
             Argument::Workspace => "workspace",
+            Argument::Z => "z",
+            Argument::Dz => "dz",
         })
     }
 }
@@ -49,6 +53,17 @@ pub enum Error {
     UnsupportedHidden {
         /// H as given.
         hidden: u64,
+    },
+    /// The groups of a gated operator have no kernel.
+    #[error(
+        "rows of {hidden} elements in {groups} groups are not supported: accepted are at most \
+         65,536 elements in whole groups of a multiple of 8 from 8 to 8,192"
+    )]
+    UnsupportedWidth {
+        /// H as given.
+        hidden: u64,
+        /// Groups as given.
+        groups: u64,
     },
     /// eps is not a number that can be added to a mean square.
     #[error("eps = {eps} is not accepted: it must be finite and not negative")]
@@ -113,6 +128,16 @@ pub enum Error {
         /// The rows of the first input.
         expected: u64,
     },
+    /// A tensor has another number of heads than the first input.
+    #[error("{argument} has {found} heads, expected {expected}")]
+    Heads {
+        /// The tensor.
+        argument: Argument,
+        /// Its heads.
+        found: u64,
+        /// The heads of the first input.
+        expected: u64,
+    },
     /// More rows than a launch can index.
     #[error("{rows} rows are too many: accepted are at most 2^31 - 1")]
     TooManyRows {
@@ -130,6 +155,39 @@ pub enum Error {
         stride: i64,
         /// H.
         hidden: u64,
+    },
+    /// The rows of an output with two leading dimensions overlap each other, or run backwards.
+    #[error(
+        "{argument} is an output and has token stride {token_stride} and head stride {head_stride}: \
+         accepted are those whose rows of {hidden} elements do not overlap"
+    )]
+    OutputStrides {
+        /// The output.
+        argument: Argument,
+        /// Elements between tokens.
+        token_stride: i64,
+        /// Elements between heads.
+        head_stride: i64,
+        /// H.
+        hidden: u64,
+    },
+    /// A stride of the gated form is larger than its kernels can count.
+    #[error("{argument} has a stride of {stride} elements: accepted are at most 2^34 - 8")]
+    StrideTooLarge {
+        /// The tensor.
+        argument: Argument,
+        /// The stride in elements.
+        stride: i64,
+    },
+    /// A stride of the gated form is not a multiple of what 16-byte access needs.
+    #[error("{argument} has a stride of {stride}: accepted are multiples of {multiple} elements")]
+    StrideMultiple {
+        /// The tensor.
+        argument: Argument,
+        /// The stride in elements.
+        stride: i64,
+        /// Elements.
+        multiple: u64,
     },
     /// An output's groups of rows overlap each other, or run backwards.
     #[error(

@@ -11,6 +11,7 @@ pub mod backend;
 pub mod compare;
 mod element;
 pub mod error;
+pub mod gated;
 pub mod golden;
 pub mod inputs;
 pub mod op;

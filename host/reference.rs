@@ -13,6 +13,8 @@
 //! about 2⁻⁵⁰ of the largest term, however much they cancel. Matrices are packed rows of `hidden` elements;
 //! functions take any number of rows, so a large T can be worked on in blocks.
 
+pub mod gated;
+
 use crate::error::{Argument, Error, Result};
 use half::bf16;
 use rayon::prelude::*;

@@ -124,7 +124,7 @@ fn every_kernel_under_twenty_schedules() {
     }
     let operators = KERNELS
         .iter()
-        .filter(|kernel| kernel.module != bench::MODULE);
+        .filter(|kernel| kernel.module != bench::MODULE && !kernel.module.starts_with("gated"));
     let all: BTreeSet<&str> = operators.map(|kernel| kernel.name).collect();
     assert_eq!(reached, all, "kernels that ran, and all there are");
 }

@@ -214,7 +214,7 @@ fn covered(launch: &Launch) -> Option<u64> {
         | Program::Reduce
         | Program::GeneralForward
         | Program::GeneralBackward => return None,
-        other @ (Program::Copy | Program::Flush) => panic!("{other:?} is no operator"),
+        other => panic!("{other:?} is no program of the plain form"),
     };
     Some(warps * u64::from(vectors) * 256)
 }
@@ -677,7 +677,7 @@ fn every_kernel_has_a_shape_that_uses_it() {
     assert_eq!(all.len(), KERNELS.len(), "names are unique");
     let all = KERNELS
         .iter()
-        .filter(|kernel| kernel.module != bench::MODULE);
+        .filter(|kernel| kernel.module != bench::MODULE && !kernel.module.starts_with("gated"));
     let all: BTreeSet<_> = all.map(|kernel| kernel.name).collect();
     let unused: Vec<_> = all.difference(&used).collect();
     assert!(unused.is_empty(), "kernels that no plan uses: {unused:?}");

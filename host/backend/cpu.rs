@@ -2,6 +2,7 @@
 
 use super::Backend;
 use crate::error::Result;
+use crate::gated::{self, GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
 use crate::plan::DeviceProperties;
 use crate::{golden, validate};
@@ -33,6 +34,24 @@ impl Backend for Cpu {
         validate::backward(op, args)?;
         // SAFETY: the arguments were checked; the caller vouches for the memory.
         unsafe { golden::backward(op, args) };
+        Ok(())
+    }
+
+    fn prepare_gated(&self, _: &GatedRmsNorm) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn gated_forward(&self, op: &GatedRmsNorm, args: &GatedForwardArgs) -> Result<()> {
+        gated::validate::forward(op, args)?;
+        // SAFETY: the arguments were checked; the caller vouches for the memory.
+        unsafe { golden::gated::forward(op, args) };
+        Ok(())
+    }
+
+    unsafe fn gated_backward(&self, op: &GatedRmsNorm, args: &GatedBackwardArgs) -> Result<()> {
+        gated::validate::backward(op, args)?;
+        // SAFETY: the arguments were checked; the caller vouches for the memory.
+        unsafe { golden::gated::backward(op, args) };
         Ok(())
     }
 }

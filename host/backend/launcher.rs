@@ -2,6 +2,7 @@
 
 use super::{Backend, bind};
 use crate::error::Result;
+use crate::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
 use crate::plan::{self, BackwardForm, DeviceProperties, ForwardForm, Launch};
 use crate::validate;
@@ -97,5 +98,19 @@ impl<L: Launcher> Backend for L {
                 [None, ..] => Ok(()),
             }
         }
+    }
+
+    fn prepare_gated(&self, op: &GatedRmsNorm) -> Result<()> {
+        self.load(&plan::gated_kernels(op, Launcher::properties(self))?)
+    }
+
+    unsafe fn gated_forward(&self, op: &GatedRmsNorm, args: &GatedForwardArgs) -> Result<()> {
+        // SAFETY: the caller's obligations.
+        unsafe { super::gated::forward(self, op, args) }
+    }
+
+    unsafe fn gated_backward(&self, op: &GatedRmsNorm, args: &GatedBackwardArgs) -> Result<()> {
+        // SAFETY: the caller's obligations.
+        unsafe { super::gated::backward(self, op, args) }
     }
 }

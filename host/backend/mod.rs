@@ -4,6 +4,7 @@ mod bind;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod gated;
 mod launcher;
 pub mod null;
 pub mod sim;
@@ -11,6 +12,7 @@ pub mod sim;
 pub use launcher::{Bound, Launcher};
 
 use crate::error::Result;
+use crate::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
 use crate::plan::DeviceProperties;
 
@@ -48,4 +50,29 @@ pub trait Backend {
     /// # Safety
     /// - As [`Backend::forward`]; the workspace counts as an output.
     unsafe fn backward(&self, op: &RmsNorm, args: &BackwardArgs) -> Result<()>;
+
+    /// As [`Backend::prepare`], for an operator of the gated form.
+    ///
+    /// # Errors
+    /// - As [`Backend::prepare`].
+    fn prepare_gated(&self, op: &GatedRmsNorm) -> Result<()>;
+
+    /// Enqueues a forward of the gated form.
+    ///
+    /// # Errors
+    /// - As [`Backend::forward`].
+    ///
+    /// # Safety
+    /// - As [`Backend::forward`].
+    unsafe fn gated_forward(&self, op: &GatedRmsNorm, args: &GatedForwardArgs) -> Result<()>;
+
+    /// Enqueues a backward of the gated form.
+    ///
+    /// # Errors
+    /// - As [`Backend::forward`].
+    ///
+    /// # Safety
+    /// - As [`Backend::forward`]; the workspace counts as an output, and dw as an input too where
+    ///   its values join the sum.
+    unsafe fn gated_backward(&self, op: &GatedRmsNorm, args: &GatedBackwardArgs) -> Result<()>;
 }

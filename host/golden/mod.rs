@@ -12,6 +12,7 @@
 //! - [`forward`] and [`backward`] work on the addresses of an operator's arguments, as a
 //!   [`Backend`](crate::backend::Backend) does.
 
+pub mod gated;
 mod memory;
 mod row;
 mod slices;

@@ -195,20 +195,20 @@ fn tail_lane_values(len: usize, terms: impl Fn(usize) -> (f32, f32)) -> [f32; LA
 
 /// The canonical sum of a row's tiles: lane l adds tile sums l, l + 32, … in order from +0.
 #[derive(Default)]
-struct RowSum {
+pub(super) struct RowSum {
     lanes: [f32; LANES],
     tiles: usize,
 }
 
 impl RowSum {
     #[inline(always)]
-    fn add_tile(&mut self, values: [f32; LANES]) {
+    pub(super) fn add_tile(&mut self, values: [f32; LANES]) {
         self.lanes[self.tiles % LANES] += butterfly(values);
         self.tiles += 1;
     }
 
     #[inline(always)]
-    fn finish(self) -> f32 {
+    pub(super) fn finish(self) -> f32 {
         butterfly(self.lanes)
     }
 }

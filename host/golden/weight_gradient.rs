@@ -39,6 +39,16 @@ impl Leaves {
         }
     }
 
+    /// The same with leaves of another number of rows, a power of two.
+    pub(super) fn of_rows(rows: usize, hidden: usize, leaf_rows: usize) -> Self {
+        Self {
+            rows,
+            hidden,
+            leaf_rows,
+            count: rows.div_ceil(leaf_rows),
+        }
+    }
+
     /// The sum of all leaves; `None` when there are no rows.
     pub(super) fn root<F>(&self, leaf: &F, instructions: Instructions) -> Option<Node>
     where
@@ -111,6 +121,20 @@ impl Node {
             }
         }
         node
+    }
+
+    /// Adds g·r, column by column.
+    #[inline(always)]
+    pub(super) fn add_products(&mut self, products: impl Iterator<Item = (f32, f32)>) {
+        let columns = self.sum.iter_mut().zip(&mut self.comp);
+        for ((sum, comp), (g, r)) in columns.zip(products) {
+            let pair = Pair {
+                sum: *sum,
+                comp: *comp,
+            }
+            .add_product(g, r);
+            (*sum, *comp) = (pair.sum, pair.comp);
+        }
     }
 
     /// self = self + right.

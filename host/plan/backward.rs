@@ -312,7 +312,7 @@ fn reduce_launch(hidden: u32, nodes: u32, device: &DeviceProperties) -> Result<L
 }
 
 /// Threads of the reduce.
-const REDUCE_THREADS: u32 = 256;
+pub(super) const REDUCE_THREADS: u32 = 256;
 
 fn shared_bytes(program: Program, residual: bool, hidden: u32, block: u32, run_log2: u32) -> u32 {
     match program {
@@ -349,7 +349,7 @@ pub(super) fn fits(needed: u32, device: &DeviceProperties) -> Result<()> {
 }
 
 /// Chunks such that the positions of a block of `threads` threads cover `nodes` nodes.
-fn chunk_log2(nodes: u32, threads: u32) -> u32 {
+pub(super) fn chunk_log2(nodes: u32, threads: u32) -> u32 {
     let positions = threads / tree::WIDTH;
     nodes
         .div_ceil(positions)

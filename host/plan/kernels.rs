@@ -2,6 +2,7 @@
 
 use super::{BackwardForm, DeviceProperties, ForwardForm, Launch};
 use crate::error::Result;
+use crate::gated::GatedRmsNorm;
 use crate::op::{MAX_ROWS, RmsNorm};
 use crate::plan;
 use cake_rmsnorm_kernels::contract::Kernel;
@@ -16,26 +17,50 @@ pub fn kernels(
     residual: bool,
     device: &DeviceProperties,
 ) -> Result<Vec<&'static Kernel>> {
+    collect(heights().flat_map(|rows| {
+        let forward = ForwardForm::every(residual).into_iter().map(move |form| {
+            let forward = plan::forward(op, rows, form, device);
+            forward.map(|plan| [plan.launch, None, None])
+        });
+        let backward = BackwardForm::every(residual).into_iter().map(move |form| {
+            let backward = plan::backward(op, rows, form, device);
+            backward.map(|plan| [plan.statistics, plan.main, plan.reduce])
+        });
+        forward.chain(backward)
+    }))
+}
+
+/// The same for an operator of the gated form.
+///
+/// # Errors
+/// - As the plans, when no T has one.
+pub fn gated_kernels(op: &GatedRmsNorm, device: &DeviceProperties) -> Result<Vec<&'static Kernel>> {
+    collect(heights().flat_map(|rows| {
+        let forward = op.forward_plan(rows, device);
+        let backward = op.backward_plan(rows, true, device);
+        [
+            forward.map(|plan| [plan.launch, None, None]),
+            backward.map(|plan| [plan.main, plan.reduce, None]),
+        ]
+    }))
+}
+
+/// The kernels of plans.
+fn collect(
+    plans: impl Iterator<Item = Result<[Option<Launch>; 3]>>,
+) -> Result<Vec<&'static Kernel>> {
     let mut kernels: Vec<&'static Kernel> = Vec::new();
     let mut refused = None;
-    let mut add = |launches: Result<[Option<Launch>; 3]>| match launches {
-        Ok(launches) => {
-            for Launch { kernel, .. } in launches.into_iter().flatten() {
-                if !kernels.iter().any(|known| std::ptr::eq(*known, kernel)) {
-                    kernels.push(kernel);
+    for launches in plans {
+        match launches {
+            Ok(launches) => {
+                for Launch { kernel, .. } in launches.into_iter().flatten() {
+                    if !kernels.iter().any(|known| std::ptr::eq(*known, kernel)) {
+                        kernels.push(kernel);
+                    }
                 }
             }
-        }
-        Err(error) => refused = Some(error),
-    };
-    for rows in heights() {
-        for form in ForwardForm::every(residual) {
-            let forward = plan::forward(op, rows, form, device);
-            add(forward.map(|plan| [plan.launch, None, None]));
-        }
-        for form in BackwardForm::every(residual) {
-            let backward = plan::backward(op, rows, form, device);
-            add(backward.map(|plan| [plan.statistics, plan.main, plan.reduce]));
+            Err(error) => refused = Some(error),
         }
     }
     match refused {

@@ -4,6 +4,7 @@
 mod backward;
 mod form;
 mod forward;
+mod gated;
 mod general;
 mod kernels;
 mod routes;
@@ -11,7 +12,8 @@ mod routes;
 pub use backward::{BackwardPlan, LeafTable, backward};
 pub use form::{BackwardForm, ForwardForm, Gradients, Rstd};
 pub use forward::{ForwardPlan, forward};
-pub use kernels::kernels;
+pub use gated::{GatedBackwardPlan, GatedForwardPlan, gated_backward, gated_forward};
+pub use kernels::{gated_kernels, kernels};
 
 use crate::error::{Error, Result};
 use crate::view::RowsView;

@@ -9,6 +9,15 @@ pub enum WeightType {
     Bf16,
 }
 
+/// What comes first in the gated form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum GateOrder {
+    /// y = norm(x)·w·silu(z).
+    NormFirst,
+    /// y = norm(x·silu(z))·w.
+    GateFirst,
+}
+
 /// A generic kernel with its constants: what a plan chooses. `vectors` are a thread's 16-byte
 /// vectors a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +74,38 @@ pub enum Program {
     GeneralForward,
     /// [`crate::general::backward::backward`].
     GeneralBackward,
+    /// [`crate::gated::forward::warp`].
+    GatedForwardWarp {
+        /// What comes first.
+        order: GateOrder,
+        /// Lanes that share a row.
+        lanes: u32,
+        /// Vectors of a lane.
+        vectors: u32,
+    },
+    /// [`crate::gated::forward::block`].
+    GatedForwardBlock {
+        /// What comes first.
+        order: GateOrder,
+        /// Tiles of a warp.
+        vectors: u32,
+    },
+    /// [`crate::gated::backward::warp`].
+    GatedBackwardWarp {
+        /// What comes first.
+        order: GateOrder,
+        /// Lanes that share a row.
+        lanes: u32,
+        /// Vectors of a lane.
+        vectors: u32,
+    },
+    /// [`crate::gated::backward::block`].
+    GatedBackwardBlock {
+        /// What comes first.
+        order: GateOrder,
+        /// Tiles of a warp.
+        vectors: u32,
+    },
 }
 
 /// A kernel entry and its contract. One stands beside every entry; the planner, the PTX build

@@ -7,6 +7,8 @@ use crate::backward::{
 };
 use crate::bench::{copy, flush};
 use crate::contract::{Kernel, Program, PtxCounts, WeightType};
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::gated::entries::GATED;
 use crate::general::params::{GeneralBackwardParams, GeneralForwardParams};
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::instructions::Instructions;
@@ -334,11 +336,12 @@ const GENERAL: &[Kernel] = &[
 ];
 
 #[cfg(not(target_arch = "nvptx64"))]
-const COUNT: usize = FORWARD.len() + BACKWARD.len() + REDUCE.len() + GENERAL.len() + BENCH.len();
+const COUNT: usize =
+    FORWARD.len() + BACKWARD.len() + REDUCE.len() + GENERAL.len() + BENCH.len() + GATED.len();
 
 #[cfg(not(target_arch = "nvptx64"))]
 static ALL: [Kernel; COUNT] = {
-    let tables = [FORWARD, BACKWARD, REDUCE, GENERAL, BENCH];
+    let tables = [FORWARD, BACKWARD, REDUCE, GENERAL, BENCH, GATED];
     let mut all = [REDUCE[0]; COUNT];
     let (mut table, mut count) = (0, 0);
     while table < tables.len() {

@@ -36,3 +36,22 @@ pub const fn leaf_rows(rows: u64, hidden: u32) -> u64 {
 pub const fn leaf_count(rows: u64, hidden: u32) -> u64 {
     rows.div_ceil(leaf_rows(rows, hidden))
 }
+
+/// Rows of a leaf of the gated form, for groups of `width` elements: as [`leaf_rows`]; but for
+/// widths up to 512, where that is more than 32, the largest power of two ≤ max(32, T / 65,536).
+///
+/// A row of the gated form costs more than a plain one, so the work is dealt out in smaller parts.
+#[must_use]
+#[inline(always)]
+pub const fn gated_leaf_rows(rows: u64, width: u32) -> u64 {
+    let plain = leaf_rows(rows, width);
+    if width > 512 || plain <= 32 {
+        return plain;
+    }
+    let quotient = rows / 65_536;
+    if quotient <= 32 {
+        32
+    } else {
+        1 << (63 - quotient.leading_zeros())
+    }
+}

@@ -22,6 +22,7 @@ pub mod bench;
 pub mod entries;
 pub mod format;
 pub mod forward;
+pub mod gated;
 pub mod general;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod instructions;

@@ -352,6 +352,30 @@ pub mod math {
         core::f32::math::sqrt(x)
     }
 
+    /// `x` where it is positive, else +0, also for −0 and for what is not a number.
+    #[inline(always)]
+    pub fn positive_part(x: f32) -> f32 {
+        let part: f32;
+        // SAFETY: register arithmetic.
+        unsafe {
+            asm!("max.f32 {}, {}, 0f00000000;", out(reg32) part, in(reg32) x,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        part
+    }
+
+    /// The smaller of `x` and `limit`; not a number where `x` is none.
+    #[inline(always)]
+    pub fn at_most(x: f32, limit: f32) -> f32 {
+        let smaller: f32;
+        // SAFETY: register arithmetic.
+        unsafe {
+            asm!("min.NaN.f32 {}, {}, {};", out(reg32) smaller, in(reg32) x, in(reg32) limit,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        smaller
+    }
+
     /// Two values rounded to BF16 (nearest even; NaN becomes 0x7fff): `low` in bits 0 to 15.
     #[inline(always)]
     pub fn bf16x2(low: f32, high: f32) -> u32 {

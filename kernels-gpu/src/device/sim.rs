@@ -275,6 +275,18 @@ pub mod math {
         x.sqrt()
     }
 
+    /// `x` where it is positive, else +0, also for −0 and for what is not a number.
+    #[inline(always)]
+    pub fn positive_part(x: f32) -> f32 {
+        if x > 0.0 { x } else { 0.0 }
+    }
+
+    /// The smaller of `x` and `limit`; not a number where `x` is none.
+    #[inline(always)]
+    pub fn at_most(x: f32, limit: f32) -> f32 {
+        if limit < x { limit } else { x }
+    }
+
     /// Two values rounded to BF16 (nearest even; NaN becomes 0x7fff): `low` in bits 0 to 15.
     #[inline(always)]
     pub fn bf16x2(low: f32, high: f32) -> u32 {

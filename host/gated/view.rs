@@ -1,0 +1,91 @@
+//! Tensors with two leading dimensions.
+
+use crate::error::{Argument, Error, Result};
+use crate::view::Dtype;
+
+/// A tensor [tokens, heads, hidden] with contiguous rows of `hidden` elements: an address, and the
+/// distances between the rows of neighbouring tokens and of neighbouring heads.
+///
+/// A view is a plain description; only launching it is unsafe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadsView {
+    /// Address of the first element.
+    pub address: u64,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Tokens.
+    pub tokens: u64,
+    /// Heads of a token.
+    pub heads: u64,
+    /// H.
+    pub hidden: u64,
+    /// Elements between neighbouring tokens.
+    pub token_stride: i64,
+    /// Elements between neighbouring heads.
+    pub head_stride: i64,
+}
+
+impl HeadsView {
+    /// A packed BF16 tensor at `address`.
+    #[must_use]
+    pub const fn packed(address: u64, tokens: u64, heads: u64, hidden: u64) -> Self {
+        Self {
+            address,
+            dtype: Dtype::Bf16,
+            tokens,
+            heads,
+            hidden,
+            token_stride: heads.saturating_mul(hidden) as i64,
+            head_stride: hidden as i64,
+        }
+    }
+
+    /// The same memory with other strides.
+    #[must_use]
+    pub const fn with_strides(self, token_stride: i64, head_stride: i64) -> Self {
+        Self {
+            token_stride,
+            head_stride,
+            ..self
+        }
+    }
+
+    /// The distances that matter: 0 where there is but one.
+    pub(crate) fn strides(&self) -> (i64, i64) {
+        let token = if self.tokens > 1 {
+            self.token_stride
+        } else {
+            0
+        };
+        let head = if self.heads > 1 { self.head_stride } else { 0 };
+        (token, head)
+    }
+
+    /// First and last byte, the end excluded; `None` when there are no elements.
+    pub(crate) fn extent(&self, argument: Argument) -> Result<Option<(u64, u64)>> {
+        if self.tokens == 0 || self.heads == 0 || self.hidden == 0 {
+            return Ok(None);
+        }
+        let overflow = Error::AddressOverflow {
+            argument,
+            rows: self.tokens.saturating_mul(self.heads),
+            stride: self.token_stride,
+        };
+        let bytes = i128::from(self.dtype.bytes());
+        let (token, head) = self.strides();
+        let reaches = [(self.tokens, token), (self.heads, head)]
+            .map(|(count, stride)| i128::from(count - 1) * i128::from(stride) * bytes);
+        let down: i128 = reaches.iter().map(|reach| (*reach).min(0)).sum();
+        let up: i128 = reaches.iter().map(|reach| (*reach).max(0)).sum();
+        let start = i128::from(self.address) + down;
+        let end = i128::from(self.address) + up + i128::from(self.hidden) * bytes;
+        // Kernels compute byte offsets in signed 64-bit arithmetic.
+        if i64::try_from(up - down).is_err() {
+            return Err(overflow);
+        }
+        match (u64::try_from(start), u64::try_from(end)) {
+            (Ok(start), Ok(end)) => Ok(Some((start, end))),
+            _ => Err(overflow),
+        }
+    }
+}

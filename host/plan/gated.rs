@@ -1,0 +1,211 @@
+//! Plans of the gated form.
+
+use super::backward::{REDUCE_THREADS, chunk_log2, fits};
+use super::{DeviceProperties, Launch, LeafTable, check_rows, entry};
+use crate::error::Result;
+use crate::gated::{GateOrder, GatedRmsNorm};
+use cake_rmsnorm_kernels::arith::TILE;
+use cake_rmsnorm_kernels::backward::{reduce, split};
+use cake_rmsnorm_kernels::contract::Program;
+use cake_rmsnorm_kernels::gated::backward::{block_shared_bytes, warp_shared_bytes};
+use cake_rmsnorm_kernels::leaf::gated_leaf_rows;
+use cake_rmsnorm_kernels::row_sum::SCRATCH_BYTES;
+
+/// What a gated forward launches.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedForwardPlan {
+    /// `None` when there are no rows.
+    pub launch: Option<Launch>,
+}
+
+/// What a gated backward launches.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedBackwardPlan {
+    /// dx, dz and the nodes of dw; `None` when there are no rows.
+    pub main: Option<Launch>,
+    /// dw from the nodes; `None` where it is not wanted.
+    pub reduce: Option<Launch>,
+    /// Leaves and runs.
+    pub leaf: LeafTable,
+    /// log₂ of the nodes that one thread of the reduce folds.
+    pub chunk_log2: u32,
+    /// Bytes of scratch memory: 8·H for each node.
+    pub workspace_bytes: u64,
+}
+
+/// Widest group of the programs in which lanes of a warp share a row: lanes and vectors of each.
+const FORWARD_WARP: &[(u32, u32, u32)] = &[(64, 8, 1), (128, 16, 1), (256, 32, 1), (512, 32, 2)];
+const BACKWARD_WARP: &[(u32, u32, u32)] = &[(64, 8, 1), (128, 16, 1), (256, 32, 1)];
+/// Threads of their blocks.
+const WARP_THREADS: u32 = 256;
+/// Widest group of a block with one vector a thread; beyond, two.
+const BLOCK_ONE_VECTOR: u32 = 4096;
+/// Threads of a multiprocessor, as far as registers go.
+const FORWARD_THREADS: u32 = 768;
+const BACKWARD_THREADS: u32 = 512;
+/// Runs of a block that leave the last round small.
+const ROUNDS: u32 = 8;
+/// Nodes that the reduce folds quickly, and on any device.
+const MAX_NODES: u32 = 2048;
+/// Most leaves of a position between two folds of a block (log₂).
+const MAX_SHARE_LOG2: u32 = 2;
+
+/// Threads and vectors of a block that has a row.
+fn row_block(width: u32) -> (u32, u32) {
+    let vectors = if width <= BLOCK_ONE_VECTOR { 1 } else { 2 };
+    (32 * width.div_ceil(TILE * vectors), vectors)
+}
+
+/// Plans a forward of `op` over `rows` rows.
+///
+/// # Errors
+/// - [`crate::Error::TooManyRows`]; [`crate::Error::UnsupportedDevice`].
+pub fn gated_forward(
+    op: &GatedRmsNorm,
+    rows: u64,
+    device: &DeviceProperties,
+) -> Result<GatedForwardPlan> {
+    check_rows(rows)?;
+    device.check()?;
+    if rows == 0 {
+        return Ok(GatedForwardPlan { launch: None });
+    }
+    let (width, order) = (op.width() as u32, op.order());
+    let warp = FORWARD_WARP.iter().find(|(widest, ..)| width <= *widest);
+    let (program, block, rows_of_block, shared_bytes) = match warp {
+        Some(&(_, lanes, vectors)) => {
+            let program = Program::GatedForwardWarp {
+                order,
+                lanes,
+                vectors,
+            };
+            (program, WARP_THREADS, WARP_THREADS / lanes, 0)
+        }
+        None => {
+            let (threads, vectors) = row_block(width);
+            let program = Program::GatedForwardBlock { order, vectors };
+            (program, threads, 1, SCRATCH_BYTES)
+        }
+    };
+    let units = rows.div_ceil(u64::from(rows_of_block));
+    let grid = workers(op, units, block, FORWARD_THREADS, device) * op.groups() as u32;
+    let launch = Launch {
+        kernel: entry(program, Some(op.weight_type()), false),
+        grid,
+        block,
+        shared_bytes,
+        dependent: false,
+    };
+    Ok(GatedForwardPlan {
+        launch: Some(launch),
+    })
+}
+
+/// Blocks that share a group: as many as are resident, or as there are units of work.
+fn workers(
+    op: &GatedRmsNorm,
+    units: u64,
+    block: u32,
+    threads: u32,
+    device: &DeviceProperties,
+) -> u32 {
+    let resident = device.multiprocessors() * (threads / block).max(1);
+    let share = resident.div_ceil(op.groups() as u32);
+    units.clamp(1, u64::from(share)) as u32
+}
+
+/// Plans a backward of `op` over `rows` rows; `dw` says whether dw is wanted.
+///
+/// # Errors
+/// - [`crate::Error::TooManyRows`]; [`crate::Error::UnsupportedDevice`];
+///   [`crate::Error::SharedMemory`].
+pub fn gated_backward(
+    op: &GatedRmsNorm,
+    rows: u64,
+    dw: bool,
+    device: &DeviceProperties,
+) -> Result<GatedBackwardPlan> {
+    check_rows(rows)?;
+    device.check()?;
+    let (width, order) = (op.width() as u32, op.order());
+    let leaf_rows = gated_leaf_rows(rows, width);
+    let mut leaf = LeafTable {
+        leaf_log2: leaf_rows.trailing_zeros(),
+        leaves: rows.div_ceil(leaf_rows) as u32,
+        run_log2: 0,
+    };
+    let main = match rows {
+        0 => None,
+        _ => Some(main(op, order, width, &mut leaf, device)?),
+    };
+    let hidden = op.hidden() as u32;
+    let chunk_log2 = chunk_log2(leaf.runs(), REDUCE_THREADS);
+    let reduce = Launch {
+        kernel: entry(Program::Reduce, None, false),
+        grid: split::column_tasks(hidden),
+        block: REDUCE_THREADS,
+        shared_bytes: reduce::shared_bytes(REDUCE_THREADS, chunk_log2),
+        dependent: true,
+    };
+    fits(reduce.shared_bytes, device)?;
+    let nodes = if dw { u64::from(leaf.runs()) } else { 0 };
+    Ok(GatedBackwardPlan {
+        main,
+        reduce: dw.then_some(reduce),
+        leaf,
+        chunk_log2,
+        workspace_bytes: nodes * 8 * u64::from(hidden),
+    })
+}
+
+/// The launch that reads dy, x and z; chooses the size of runs.
+fn main(
+    op: &GatedRmsNorm,
+    order: GateOrder,
+    width: u32,
+    leaf: &mut LeafTable,
+    device: &DeviceProperties,
+) -> Result<Launch> {
+    let warp = BACKWARD_WARP.iter().find(|(widest, ..)| width <= *widest);
+    let (program, block, positions, shared) = match warp {
+        Some(&(_, lanes, vectors)) => {
+            let program = Program::GatedBackwardWarp {
+                order,
+                lanes,
+                vectors,
+            };
+            let positions = WARP_THREADS / lanes;
+            let shared: Box<dyn Fn(u32) -> u32> =
+                Box::new(move |r| warp_shared_bytes(vectors, WARP_THREADS, positions, r));
+            (program, WARP_THREADS, positions, shared)
+        }
+        None => {
+            let (threads, vectors) = row_block(width);
+            let program = Program::GatedBackwardBlock { order, vectors };
+            let shared: Box<dyn Fn(u32) -> u32> =
+                Box::new(move |r| block_shared_bytes(vectors, threads, r));
+            (program, threads, 1, shared)
+        }
+    };
+    let resident = device.multiprocessors() * (BACKWARD_THREADS / block).max(1);
+    let share = resident.div_ceil(op.groups() as u32);
+    // Larger runs mean fewer nodes, but a last round in which blocks idle.
+    let smallest = positions.ilog2();
+    leaf.run_log2 = smallest;
+    let larger = |leaf: &LeafTable| {
+        let rounds_are_enough = leaf.runs() / 2 >= ROUNDS * share;
+        rounds_are_enough && leaf.run_log2 < smallest + MAX_SHARE_LOG2 || leaf.runs() > MAX_NODES
+    };
+    while larger(leaf) && shared(leaf.run_log2 + 1) <= device.shared_bytes_per_block {
+        leaf.run_log2 += 1;
+    }
+    let shared_bytes = shared(leaf.run_log2);
+    fits(shared_bytes, device)?;
+    Ok(Launch {
+        kernel: entry(program, Some(op.weight_type()), false),
+        grid: leaf.runs().min(share) * op.groups() as u32,
+        block,
+        shared_bytes,
+        dependent: false,
+    })
+}

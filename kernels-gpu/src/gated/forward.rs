@@ -1,0 +1,173 @@
+//! Forward of the gated form. x and z are read once.
+
+use crate::arith::{Lane, canonical, unroll};
+use crate::device::{Words4, global, shared, thread};
+use crate::gated::params::GatedForwardParams;
+use crate::gated::place::{Part, Place};
+use crate::gated::row::Norm;
+use crate::gated::sums::{LaneSums, RowSums};
+use crate::row_sum::{BlockSum, Group};
+use crate::rows::{Columns, NO_WORDS, Weight};
+
+/// `LANES` lanes of a warp (8, 16 or 32) a row at a time; each lane has `VECTORS` vectors, which is
+/// one but for 32 lanes. The next row is loaded while one is worked on.
+///
+/// Contract: groups · n blocks of a multiple of 32 threads; width ≤ 8 · `LANES` · `VECTORS`; no
+/// shared memory; 16-byte aligned bases. Less than 2³¹ rows, and rows of all blocks at once.
+///
+/// # Safety
+/// - `p` describes live buffers as [`GatedForwardParams`] says, and outputs overlap nothing.
+/// - The launch keeps the contract.
+#[inline(always)]
+pub unsafe fn warp<W: Weight, const GATE_FIRST: bool, const LANES: usize, const VECTORS: usize>(
+    p: &GatedForwardParams,
+) {
+    let (thread, lane) = (
+        thread::thread_idx_x(),
+        thread::thread_idx_x() % LANES as u32,
+    );
+    let positions = thread::block_dim_x() / LANES as u32;
+    let part = Part::of_block(p.groups);
+    let turn = Turn {
+        first: part.worker * positions + thread / LANES as u32,
+        step: part.workers * positions,
+        behind: thread % 32 / LANES as u32,
+        leader: lane == 0,
+    };
+    let columns = Columns::<VECTORS> {
+        first: 8 * lane,
+        hidden: p.width,
+    };
+    // SAFETY: the lanes of a warp make the same number of sums.
+    unsafe { rows::<W, GATE_FIRST, VECTORS>(p, part.group, columns, turn, &mut LaneSums::<LANES>) }
+}
+
+/// A block a row at a time: warp i holds tiles `VECTORS · i` and following.
+///
+/// Contract: groups · n blocks of a multiple of 32 threads with `VECTORS · 256` elements a warp
+/// covering the width; [`crate::row_sum::SCRATCH_BYTES`] of shared memory; else as [`warp`].
+///
+/// # Safety
+/// - As [`warp`].
+#[inline(always)]
+pub unsafe fn block<W: Weight, const GATE_FIRST: bool, const VECTORS: usize>(
+    p: &GatedForwardParams,
+) {
+    let thread = thread::thread_idx_x();
+    let part = Part::of_block(p.groups);
+    let turn = Turn {
+        first: part.worker,
+        step: part.workers,
+        behind: 0,
+        leader: thread == 0,
+    };
+    let columns = Columns::<VECTORS>::of_warp(thread / 32, p.width);
+    let mut sums = BlockSum::new(shared::base(), Group::block());
+    // SAFETY: the threads of the block have the same rows.
+    unsafe { rows::<W, GATE_FIRST, VECTORS>(p, part.group, columns, turn, &mut sums) }
+}
+
+/// The rows that the threads of a row take: `first`, `first + step`, …
+#[derive(Clone, Copy)]
+struct Turn {
+    first: u32,
+    step: u32,
+    /// Rows of the warp before this one: threads that make sums together stay together.
+    behind: u32,
+    /// True in one of the threads that share a row.
+    leader: bool,
+}
+
+/// # Safety
+/// - As [`warp`].
+#[inline(always)]
+unsafe fn rows<W: Weight, const GATE_FIRST: bool, const VECTORS: usize>(
+    p: &GatedForwardParams,
+    group: u32,
+    columns: Columns<VECTORS>,
+    turn: Turn,
+    sums: &mut impl RowSums<VECTORS>,
+) {
+    let norm = Norm {
+        width: p.width as f32,
+        eps: p.eps,
+    };
+    let first = (group * p.width) as usize;
+    let load = |row: u32, place: Place| {
+        let mut words = ([NO_WORDS; VECTORS], [NO_WORDS; VECTORS]);
+        if row < p.rows {
+            // SAFETY: the row and the group's columns are inside the buffers.
+            words = unsafe {
+                (
+                    columns.load(place.start(p.x, p.x_strides).add(first)),
+                    columns.load(place.start(p.z, p.z_strides).add(first)),
+                )
+            };
+        }
+        words
+    };
+    let step = Place::of(turn.step, p.heads);
+    let (mut row, mut place) = (turn.first, Place::of(turn.first, p.heads));
+    let mut next = load(row, place);
+    // SAFETY: the weight has an element a column.
+    let w = unsafe { weights::<W, VECTORS>(columns, p.w, first) };
+    while row - turn.behind < p.rows {
+        let (x, z) = next;
+        let next_place = place.plus(step, p.heads);
+        next = load(row + turn.step, next_place);
+        let y = place.start_mut(p.y, p.y_strides);
+        // SAFETY: the threads that make sums together are here together. The row is inside the
+        // outputs, if there is one, and this thread alone writes its columns.
+        unsafe {
+            let store = |v: usize, words: Words4| {
+                if row < p.rows {
+                    columns.store(y.add(first), v, words);
+                }
+            };
+            let rstd = norm.forward::<GATE_FIRST, VECTORS>(&x, &z, |v| w[v], sums, store);
+            if turn.leader && row < p.rows && !p.rstd.is_null() {
+                let index = u64::from(row) * u64::from(p.groups) + u64::from(group);
+                global::store_f32(p.rstd.add(index as usize), canonical(rstd));
+            }
+        }
+        row += turn.step;
+        place = next_place;
+    }
+}
+
+/// The weights of vector `v` of the thread's columns of the group that starts at column `first`;
+/// zeros outside.
+///
+/// # Safety
+/// - As [`Weight::load`].
+#[inline(always)]
+pub(super) unsafe fn weight<W: Weight, const VECTORS: usize>(
+    columns: Columns<VECTORS>,
+    w: *const u8,
+    first: usize,
+    v: usize,
+) -> Lane {
+    if columns.holds(v) {
+        // SAFETY: inside the weight.
+        unsafe { W::load(w, first as u32 + columns.column(v)) }
+    } else {
+        [0.0; 8]
+    }
+}
+
+/// The weights of all of them.
+///
+/// # Safety
+/// - As [`Weight::load`].
+#[inline(always)]
+pub(super) unsafe fn weights<W: Weight, const VECTORS: usize>(
+    columns: Columns<VECTORS>,
+    w: *const u8,
+    first: usize,
+) -> [Lane; VECTORS] {
+    let mut lanes = [[0.0; 8]; VECTORS];
+    // SAFETY: the caller's obligation.
+    unroll!(VECTORS, |v| lanes[v] =
+        unsafe { weight::<W, VECTORS>(columns, w, first, v) });
+    lanes
+}

@@ -1,0 +1,140 @@
+use super::Gate;
+use crate::instructions::Instructions;
+
+/// The unit in the last place of FP32 at `x`.
+fn ulp(x: f64) -> f64 {
+    const SMALLEST_NORMAL: u64 = 1023 - 126;
+    let exponent = (x.abs().to_bits() >> 52).max(SMALLEST_NORMAL);
+    f64::from_bits((exponent - 23) << 52)
+}
+
+/// sigmoid(z), correct to about 2⁻⁵⁰.
+fn exact_sigmoid(z: f64) -> f64 {
+    let e = (-z.abs()).exp();
+    if z < 0.0 {
+        e / (1.0 + e)
+    } else {
+        1.0 / (1.0 + e)
+    }
+}
+
+/// Largest error of the sigmoid in units in the last place, over the FP32 values whose bits are
+/// multiples of `step`; and where it is.
+fn worst_sigmoid(step: usize) -> (f64, f32) {
+    const BLOCK: usize = 4096;
+    let mut worst = (0.0, 0.0);
+    let mut found = [0.0f32; BLOCK];
+    let all = 1u64 << 32;
+    for first in (0..all).step_by(BLOCK * step) {
+        let bits = |i: usize| first + (i * step) as u64;
+        Instructions::detect().run(
+            #[inline(always)]
+            || {
+                for (i, found) in found.iter_mut().enumerate() {
+                    *found = Gate::of(f32::from_bits(bits(i) as u32)).sigmoid();
+                }
+            },
+        );
+        for (i, &found) in found.iter().enumerate() {
+            let z = f32::from_bits(bits(i) as u32);
+            if bits(i) >= all {
+                break;
+            }
+            if z.is_nan() {
+                assert!(found.is_nan(), "sigmoid of NaN {:#x}", z.to_bits());
+                continue;
+            }
+            let exact = exact_sigmoid(f64::from(z));
+            let error = (f64::from(found) - exact).abs() / ulp(exact);
+            assert!(!error.is_nan(), "sigmoid({z}) = {found}");
+            if error > worst.0 {
+                worst = (error, z);
+            }
+        }
+    }
+    worst
+}
+
+#[test]
+fn sigmoid_is_within_one_unit() {
+    let (error, z) = worst_sigmoid(997);
+    assert!(error <= 1.0, "{error} units at {z}");
+}
+
+/// All 2³² values: the figure of docs/numerics.md.
+#[test]
+#[ignore = "minutes; hours on a CPU without fused multiply-add"]
+fn sigmoid_of_every_value() {
+    let (error, z) = worst_sigmoid(1);
+    println!("largest error: {error:.4} units in the last place, at {z:e}");
+    assert!(error <= 1.0, "{error} units at {z}");
+}
+
+/// |z| as far as it matters.
+fn gate_limit(z: f32) -> f32 {
+    z.abs().min(104.0)
+}
+
+/// SiLU and its derivative against FP64: every BF16 value, which is what kernels meet.
+#[test]
+fn silu_and_slope_of_every_bf16_value() {
+    for bits in 0..=u16::MAX {
+        let z = f32::from_bits(u32::from(bits) << 16);
+        let gate = Gate::of(z);
+        if z.is_nan() {
+            assert!(gate.silu().is_nan() && gate.slope().is_nan());
+            continue;
+        }
+        let exact = f64::from(z);
+        let s = exact_sigmoid(exact);
+        let silu = if exact.is_finite() {
+            exact * s
+        } else {
+            exact.max(0.0)
+        };
+        // 1 − s without cancellation; what is multiplied with it may be infinite.
+        let product = if exact.is_finite() {
+            silu * exact_sigmoid(-exact)
+        } else {
+            0.0
+        };
+        // One unit for the sigmoid, half a unit more for the rounding of silu; for the slope
+        // three more roundings, of terms that may cancel. Below −87.3 the sigmoid is subnormal.
+        let smallest = f64::from(gate_limit(z)) * 2f64.powi(-149);
+        let error = (f64::from(gate.silu()) - silu).abs();
+        assert!(
+            error <= 2.0 * ulp(silu) + smallest || silu.is_infinite(),
+            "silu({z:e}) = {:e}, exact {silu:e}",
+            gate.silu()
+        );
+        if silu.is_infinite() {
+            assert_eq!(gate.silu(), f32::INFINITY);
+        }
+        let terms = s + product.abs();
+        let error = (f64::from(gate.slope()) - (s + product)).abs();
+        assert!(
+            error <= 4.0 * ulp(terms) + smallest,
+            "silu'({z:e}) = {:e}, exact {:e}",
+            gate.slope(),
+            s + product
+        );
+    }
+}
+
+#[test]
+fn values_by_hand() {
+    let gate = |z| {
+        let gate = Gate::of(z);
+        (gate.sigmoid(), gate.silu(), gate.slope())
+    };
+    assert_eq!(gate(0.0), (0.5, 0.0, 0.5));
+    assert_eq!(gate(-0.0), (0.5, 0.0, 0.5));
+    assert_eq!(Gate::of(-0.0).silu().to_bits(), 0);
+    assert_eq!(gate(f32::INFINITY), (1.0, f32::INFINITY, 1.0));
+    assert_eq!(gate(f32::NEG_INFINITY), (0.0, 0.0, 0.0));
+    assert_eq!(gate(1e30), (1.0, 1e30, 1.0));
+    assert_eq!(gate(-1e30), (0.0, 0.0, 0.0));
+    // e^−100 is a subnormal number.
+    assert_eq!(gate(-100.0).0.to_bits(), 27);
+    assert_eq!(gate(1e-40), (0.5, 5e-41, 0.5));
+}

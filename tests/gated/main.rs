@@ -1,0 +1,10 @@
+//! The gated form.
+
+mod accuracy;
+mod case;
+#[path = "../common/mod.rs"]
+#[allow(dead_code)]
+mod common;
+mod kernels;
+mod plan;
+mod refusals;
