@@ -18,11 +18,11 @@ pub fn kernels(
     device: &DeviceProperties,
 ) -> Result<Vec<&'static Kernel>> {
     collect(heights().flat_map(|rows| {
-        let forward = ForwardForm::every(residual).into_iter().map(move |form| {
+        let forward = ForwardForm::every(residual).map(move |form| {
             let forward = plan::forward(op, rows, form, device);
             forward.map(|plan| [plan.launch, None, None])
         });
-        let backward = BackwardForm::every(residual).into_iter().map(move |form| {
+        let backward = BackwardForm::every(residual).map(move |form| {
             let backward = plan::backward(op, rows, form, device);
             backward.map(|plan| [plan.statistics, plan.main, plan.reduce])
         });
