@@ -125,10 +125,7 @@ fn packed_params(bound: &Bound) -> Vec<u64> {
     unsafe { start.cast::<u8>().copy_from(bound.params, bytes) };
     match bound.launch.kernel.program {
         Program::Reduce => {}
-        Program::ForwardWarp { .. }
-        | Program::ForwardBlock { .. }
-        | Program::ForwardRing { .. }
-        | Program::ForwardWide => {
+        Program::ForwardWarp { .. } | Program::ForwardBlock { .. } | Program::ForwardWide => {
             // SAFETY: the kernel's parameter struct.
             let params = unsafe { &mut *start.cast::<ForwardParams>() };
             params.x_stride.row = i64::from(params.hidden);

@@ -5,7 +5,6 @@ use cake_rmsnorm::kernels::KERNELS;
 use cake_rmsnorm::kernels::backward::{block, reduce, split, warp, wide};
 use cake_rmsnorm::kernels::bench;
 use cake_rmsnorm::kernels::contract::Program;
-use cake_rmsnorm::kernels::forward::ring_shared_bytes;
 use cake_rmsnorm::kernels::general;
 use cake_rmsnorm::kernels::general::params::{GeneralBackwardParams, GeneralForwardParams};
 use cake_rmsnorm::kernels::leaf;
@@ -202,10 +201,12 @@ fn large_device() -> impl Strategy<Value = DeviceProperties> {
 fn covered(launch: &Launch) -> Option<u64> {
     let warps = u64::from(launch.block / 32);
     let (warps, vectors) = match launch.kernel.program {
-        Program::ForwardWarp { vectors } | Program::BackwardWarp { vectors, .. } => (1, vectors),
-        Program::ForwardBlock { vectors }
-        | Program::ForwardRing { vectors }
-        | Program::BackwardSplit { vectors } => (warps, vectors),
+        Program::ForwardWarp { vectors, .. } | Program::BackwardWarp { vectors, .. } => {
+            (1, vectors)
+        }
+        Program::ForwardBlock { vectors, .. } | Program::BackwardSplit { vectors } => {
+            (warps, vectors)
+        }
         // A group of a block has a row; checked where groups are known.
         Program::BackwardBlock { .. } => return None,
         Program::BackwardWide => (warps, wide::VECTORS as u32),
@@ -274,12 +275,8 @@ fn check_forward(plan: &ForwardPlan, shape: Shape, device: &DeviceProperties) {
     let launch = plan.launch.expect("there are rows");
     check_forward_launch(&launch, shape, device);
     if shape.grouped {
-        let grouped = [
-            Program::ForwardWarp { vectors: 1 },
-            Program::ForwardWide,
-            Program::GeneralForward,
-        ];
-        assert!(grouped.contains(&launch.kernel.program), "{launch:?}");
+        let alone = matches!(launch.kernel.program, Program::ForwardWarp { rows, .. } if rows > 1);
+        assert!(!alone, "{launch:?}");
     }
 }
 
@@ -293,19 +290,22 @@ fn check_forward_launch(launch: &Launch, shape: Shape, device: &DeviceProperties
         _ => size_of::<ForwardParams>(),
     };
     assert_eq!(launch.kernel.param_bytes, params);
-    let (rows_at_once, needed) = match launch.kernel.program {
-        Program::ForwardWarp { .. } => (launch.block / 32, 0),
-        Program::ForwardRing { vectors } => {
-            let needed = ring_shared_bytes(vectors, shape.residual, launch.block);
-            (1, needed)
-        }
+    let (rows_a_block, needed) = match launch.kernel.program {
+        Program::ForwardWarp { rows, .. } => (launch.block / 32 * rows, 0),
         Program::ForwardBlock { .. } | Program::ForwardWide => (1, SCRATCH_BYTES),
         Program::GeneralForward => (1, general::SCRATCH_BYTES),
         other => panic!("{other:?} is no forward"),
     };
     assert!(launch.shared_bytes >= needed);
-    // No block without a row.
-    assert!(u64::from(launch.grid) <= shape.rows.div_ceil(u64::from(rows_at_once)));
+    let enough = shape.rows.div_ceil(u64::from(rows_a_block));
+    match launch.kernel.program {
+        // No block without a row.
+        Program::ForwardWide | Program::GeneralForward => {
+            assert!(u64::from(launch.grid) <= enough);
+        }
+        // Every row has its block.
+        _ => assert_eq!(u64::from(launch.grid), enough),
+    }
 }
 
 fn check_leaves(leaf: &LeafTable, shape: Shape) {
@@ -368,12 +368,9 @@ fn check_statistics(plan: &BackwardPlan, shape: Shape, device: &DeviceProperties
         ..shape
     };
     check_forward_launch(&statistics, plain, device);
-    let without_y = [
-        Program::ForwardWarp { vectors: 1 },
-        Program::ForwardWide,
-        Program::GeneralForward,
-    ];
-    assert!(without_y.contains(&statistics.kernel.program));
+    let program = statistics.kernel.program;
+    let alone = matches!(program, Program::ForwardWarp { rows, .. } if rows > 1);
+    assert!(!alone, "rows may come in groups: {program:?}");
 }
 
 /// Programs that take what is asked for.
@@ -383,7 +380,7 @@ fn check_options(main: &Launch, shape: Shape) {
         program,
         Program::BackwardSplit { .. } | Program::BackwardSplitWide
     );
-    let warp = matches!(program, Program::BackwardWarp { .. });
+    let warp = matches!(program, Program::BackwardWarp { grouped, .. } if grouped >= shape.grouped);
     let general = program == Program::GeneralBackward;
     assert!(!shape.grouped || split || warp || general, "{program:?}");
     let both = shape.gradients == Gradients::Both;
@@ -400,11 +397,17 @@ fn check_options(main: &Launch, shape: Shape) {
 /// One launch, of rows alone.
 fn check_input_alone(plan: &BackwardPlan, main: &Launch, shape: Shape) {
     let needed = match main.kernel.program {
-        Program::BackwardSplit { .. } | Program::BackwardSplitWide => {
+        Program::BackwardSplit { .. } => {
+            assert_eq!(u64::from(main.grid), shape.rows, "every row has its block");
+            SCRATCH_BYTES
+        }
+        Program::BackwardSplitWide => {
             assert!(u64::from(main.grid) <= shape.rows, "no block without a row");
             SCRATCH_BYTES
         }
-        Program::BackwardWarp { vectors, stages } => {
+        Program::BackwardWarp {
+            vectors, stages, ..
+        } => {
             assert!(main.grid <= plan.leaf.runs());
             assert_eq!(main.block, 32 << plan.leaf.run_log2);
             warp::shared_bytes(vectors, stages, shape.residual, main.block)
@@ -431,6 +434,11 @@ fn check_split(plan: &BackwardPlan, main: &Launch, shape: Shape) {
     let tasks = split::column_tasks(shape.hidden as u32);
     assert_eq!(u64::from(tasks), shape.hidden.div_ceil(32));
     let rows = main.grid - tasks;
+    if program != Program::BackwardSplitWide {
+        assert!(positions >= plan.leaf.leaves, "a leaf a position");
+        assert_eq!(plan.leaf.run_log2, 0);
+        assert!(shape.gradients == Gradients::Weight || u64::from(rows) == shape.rows);
+    }
     match shape.gradients {
         Gradients::Weight => assert_eq!(rows, 0, "dw alone"),
         _ => assert!(rows > 0, "a block for rows"),
@@ -446,7 +454,9 @@ fn check_single_read(plan: &BackwardPlan, main: &Launch, shape: Shape) {
     let run_log2 = plan.leaf.run_log2;
     assert!(main.grid <= plan.leaf.runs());
     let needed = match main.kernel.program {
-        Program::BackwardWarp { vectors, stages } => {
+        Program::BackwardWarp {
+            vectors, stages, ..
+        } => {
             assert_eq!(main.block, 32 << run_log2, "a warp a leaf of the run");
             warp::shared_bytes(vectors, stages, shape.residual, main.block)
         }
@@ -504,8 +514,14 @@ fn check_reduce(plan: &BackwardPlan, reduce: &Launch, shape: Shape) {
 
 /// The leaf table as docs/numerics.md states it, in other words than the code's.
 fn published_leaf_rows(rows: u64, hidden: u64) -> u64 {
+    if rows <= if hidden <= 1024 { 512 } else { 1024 } {
+        return [1, 2, 4, 8]
+            .into_iter()
+            .find(|leaf_rows| leaf_rows * 128 >= rows)
+            .expect("8 rows are enough");
+    }
     let target = if hidden <= 512 {
-        4096
+        2048
     } else if hidden <= 1024 {
         1024
     } else if hidden <= 8192 {
@@ -513,7 +529,7 @@ fn published_leaf_rows(rows: u64, hidden: u64) -> u64 {
     } else {
         128
     };
-    let mut leaf_rows = 1;
+    let mut leaf_rows = if (257..=512).contains(&hidden) { 2 } else { 1 };
     while 2 * leaf_rows * target <= rows {
         leaf_rows *= 2;
     }

@@ -155,7 +155,7 @@ fn gradients(
     };
     // In place, dw must not be summed from rows that others have overwritten.
     let beside = form.gradients != Gradients::Both || !form.in_place;
-    if rows > routes::SPLIT_MAX_ROWS || !beside {
+    if rows > routes::split_max_rows(hidden) || !beside {
         let serves = |max_hidden: u32, program: Program| {
             let warp = matches!(program, Program::BackwardWarp { .. });
             hidden <= max_hidden && (warp || !form.grouped && form.gradients != Gradients::Input)
@@ -193,27 +193,28 @@ fn split_plan(
         _ if small => 256,
         _ => 512,
     };
+    let leaves = LeafTable::new(rows, hidden, 0).leaves;
+    let leaf_a_position = form.gradients == Gradients::Input || leaves <= threads / tree::WIDTH;
     let program = match tiles.div_ceil(threads / 32) {
-        1 => Program::BackwardSplit { vectors: 1 },
-        2 => Program::BackwardSplit { vectors: 2 },
+        1 if leaf_a_position => Program::BackwardSplit { vectors: 1 },
+        2 if leaf_a_position => Program::BackwardSplit { vectors: 2 },
         _ => Program::BackwardSplitWide,
     };
-    let leaves = LeafTable::new(rows, hidden, 0).leaves;
     let leaf = LeafTable::new(rows, hidden, chunk_log2(leaves, threads));
     let shared_bytes = match form.gradients {
         Gradients::Input => SCRATCH_BYTES,
         _ => reduce::shared_bytes(threads, leaf.run_log2).max(SCRATCH_BYTES),
     };
     fits(shared_bytes, device)?;
-    // Row tasks beyond what is resident are taken in turns.
-    let workers = u64::from(device.multiprocessors());
-    let (column_blocks, row_blocks) = match form.gradients {
-        Gradients::Both => (split::column_tasks(hidden), rows.min(workers * 8)),
-        Gradients::Input => {
-            let resident = workers * u64::from(routes::SPLIT_ROW_THREADS / threads);
-            (0, rows.min(resident))
-        }
-        Gradients::Weight => (split::column_tasks(hidden), 0),
+    let row_blocks = match (form.gradients, program) {
+        (Gradients::Weight, _) => 0,
+        // Row tasks beyond what is resident are taken in turns.
+        (_, Program::BackwardSplitWide) => rows.min(u64::from(device.multiprocessors()) * 8),
+        _ => rows,
+    };
+    let column_blocks = match form.gradients {
+        Gradients::Input => 0,
+        _ => split::column_tasks(hidden),
     };
     let main = Launch {
         kernel: entry(program, Some(weight), form.residual),
@@ -239,11 +240,21 @@ fn single_read(
     program: Program,
 ) -> Result<BackwardPlan> {
     let residual = form.residual;
+    let program = match program {
+        Program::BackwardWarp {
+            vectors, stages, ..
+        } => Program::BackwardWarp {
+            vectors,
+            stages,
+            grouped: form.grouped,
+        },
+        other => other,
+    };
     let workers = device.multiprocessors();
     let (block, smallest_run) = match program {
         Program::BackwardWarp { vectors, .. } => {
-            let warps_log2 = if vectors == 1 { 4 } else { 3 };
-            (32 << warps_log2, warps_log2)
+            let (warps, _) = routes::backward_warps(vectors);
+            (32 * warps, warps.ilog2())
         }
         Program::BackwardBlock { vectors, .. } => {
             let group = block::group_threads(vectors, hidden);
@@ -264,9 +275,13 @@ fn single_read(
     };
     fits(shared(run_log2), device)?;
     let leaf = LeafTable::new(rows, hidden, run_log2);
+    let blocks = match program {
+        Program::BackwardWarp { vectors, .. } => routes::backward_warps(vectors).1,
+        _ => 1,
+    };
     let main = Launch {
         kernel: entry(program, Some(weight), residual),
-        grid: leaf.runs().min(workers),
+        grid: leaf.runs().min(workers * blocks),
         block,
         shared_bytes: shared(run_log2),
         dependent: false,
@@ -316,9 +331,9 @@ pub(super) const REDUCE_THREADS: u32 = 256;
 
 fn shared_bytes(program: Program, residual: bool, hidden: u32, block: u32, run_log2: u32) -> u32 {
     match program {
-        Program::BackwardWarp { vectors, stages } => {
-            warp::shared_bytes(vectors, stages, residual, block)
-        }
+        Program::BackwardWarp {
+            vectors, stages, ..
+        } => warp::shared_bytes(vectors, stages, residual, block),
         Program::BackwardBlock {
             vectors,
             rows,

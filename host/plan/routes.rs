@@ -7,77 +7,83 @@ use cake_rmsnorm_kernels::contract::Program;
 pub(super) struct ForwardRoute {
     /// Widest row.
     pub max_hidden: u32,
-    /// For at most one row a resident block (or warp).
-    pub few: Forward,
-    /// For more rows.
-    pub many: Forward,
+    /// Programs with the most rows a multiprocessor for which they are chosen, in rising order.
+    pub plain: &'static [(u64, Forward)],
+    /// The same in the residual form.
+    pub residual: &'static [(u64, Forward)],
 }
 
 /// A forward program and how it is launched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Forward {
     pub program: Program,
-    /// Rows of a block, where a warp has a row.
-    pub warp_rows: u32,
-    /// Threads that a multiprocessor is given at most.
+    /// Warps of a block, where the program does not say.
+    pub warps: u32,
+    /// Threads that stay on a multiprocessor, where blocks stay.
     pub resident_threads: u32,
-    /// The same in the residual form.
-    pub residual_threads: u32,
 }
 
-const fn forward(program: Program, warp_rows: u32, resident_threads: u32) -> Forward {
+const fn warp(vectors: u32, rows: u32, warps: u32) -> Forward {
     Forward {
-        program,
-        warp_rows,
-        resident_threads,
-        residual_threads: resident_threads,
+        program: Program::ForwardWarp { vectors, rows },
+        warps,
+        resident_threads: 0,
     }
 }
 
-const fn route(max_hidden: u32, few: Forward, many: Forward) -> ForwardRoute {
+const fn block(reread: bool) -> Forward {
+    Forward {
+        program: Program::ForwardBlock { vectors: 4, reread },
+        warps: 0,
+        resident_threads: 0,
+    }
+}
+
+const WIDE: Forward = Forward {
+    program: Program::ForwardWide,
+    warps: 16,
+    resident_threads: 1536,
+};
+
+const ANY: u64 = u64::MAX;
+
+const fn route(
+    max_hidden: u32,
+    plain: &'static [(u64, Forward)],
+    residual: &'static [(u64, Forward)],
+) -> ForwardRoute {
     ForwardRoute {
         max_hidden,
-        few,
-        many,
+        plain,
+        residual,
     }
 }
 
-/// By width, the first that is wide enough.
+/// By width, the first that is wide enough. Rows in groups go to the first program of a list, which
+/// takes them.
 pub(super) const FORWARD: &[ForwardRoute] = &[
-    route(256, FORWARD_WARP_1, FORWARD_WARP_1),
-    route(512, FORWARD_WARP_2, FORWARD_WARP_2),
-    route(1024, FORWARD_WARP_4, FORWARD_WARP_4),
     route(
-        2048,
-        forward(Program::ForwardBlock { vectors: 1 }, 0, 1024),
-        FORWARD_RING_2,
+        256,
+        &[(64, warp(1, 1, 4)), (ANY, warp(1, 4, 2))],
+        &[(64, warp(1, 1, 4)), (ANY, warp(1, 4, 2))],
     ),
     route(
-        8192,
-        forward(Program::ForwardBlock { vectors: 2 }, 0, 768),
-        FORWARD_RING_2,
+        512,
+        &[(64, warp(2, 1, 4)), (ANY, warp(2, 2, 2))],
+        &[(64, warp(2, 1, 4)), (ANY, warp(2, 2, 2))],
+    ),
+    route(
+        2048,
+        &[(128, block(false)), (ANY, block(true))],
+        &[(ANY, block(true))],
     ),
     route(
         16_384,
-        forward(Program::ForwardBlock { vectors: 4 }, 0, 512),
-        forward(Program::ForwardRing { vectors: 4 }, 0, 512),
+        &[(64, block(false)), (ANY, block(true))],
+        &[(ANY, block(true))],
     ),
-    route(65_536, FORWARD_WIDE, FORWARD_WIDE),
+    route(65_536, &[(ANY, WIDE)], &[(ANY, WIDE)]),
 ];
-
-pub(super) const FORWARD_WARP_1: Forward = forward(Program::ForwardWarp { vectors: 1 }, 8, 1024);
-const FORWARD_WARP_2: Forward = forward(Program::ForwardWarp { vectors: 2 }, 8, 1024);
-const FORWARD_WARP_4: Forward = forward(Program::ForwardWarp { vectors: 4 }, 8, 512);
-/// The residual form moves twice the bytes for each row under way.
-const FORWARD_RING_2: Forward = Forward {
-    residual_threads: 512,
-    ..forward(Program::ForwardRing { vectors: 2 }, 0, 1024)
-};
-pub(super) const FORWARD_WIDE: Forward = forward(Program::ForwardWide, 0, 1536);
-
-/// Rows up to this width, in groups or for rstd alone, go to [`FORWARD_WARP_1`], others to
-/// [`FORWARD_WIDE`].
-pub(super) const ANY_VIEW_WARP_HIDDEN: u32 = 256;
 
 /// Programs of the backward that read x and dy once, by width, the first that is wide enough.
 pub(super) const BACKWARD: &[(u32, Program)] = &[
@@ -86,6 +92,7 @@ pub(super) const BACKWARD: &[(u32, Program)] = &[
         Program::BackwardWarp {
             vectors: 1,
             stages: 4,
+            grouped: false,
         },
     ),
     (
@@ -93,6 +100,7 @@ pub(super) const BACKWARD: &[(u32, Program)] = &[
         Program::BackwardWarp {
             vectors: 2,
             stages: 2,
+            grouped: false,
         },
     ),
     (
@@ -125,11 +133,19 @@ pub(super) const BACKWARD: &[(u32, Program)] = &[
 /// Threads of a block of [`Program::BackwardBlock`], at most: as many groups as fit.
 pub(super) const BACKWARD_BLOCK_THREADS: u32 = 512;
 
-/// Most rows for which the split program is chosen: its second read comes from L2 then.
-pub(super) const SPLIT_MAX_ROWS: u64 = 512;
+/// Warps of a block of [`Program::BackwardWarp`], and blocks a multiprocessor.
+pub(super) const fn backward_warps(vectors: u32) -> (u32, u32) {
+    match vectors {
+        1 => (8, 3),
+        _ => (4, 2),
+    }
+}
 
-/// Threads of row tasks alone that a multiprocessor is given.
-pub(super) const SPLIT_ROW_THREADS: u32 = 1024;
+/// Most rows for which the split program is chosen: its second read comes from L2 then. At most
+/// [`cake_rmsnorm_kernels::leaf::window_rows`], up to which its column tasks have a leaf a position.
+pub(super) const fn split_max_rows(hidden: u32) -> u64 {
+    if hidden <= 1024 { 512 } else { 1024 }
+}
 
 /// Most rows for which blocks of the split program have 256 threads; beyond, 512.
 pub(super) const SPLIT_SMALL_BLOCK_MAX_ROWS: u64 = 64;

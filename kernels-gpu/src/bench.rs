@@ -41,7 +41,7 @@ pub unsafe fn copy(p: &CopyParams) {
     unroll!(BATCH, |i| {
         if index(i) < p.words {
             // SAFETY: inside the buffer; no other thread has this word.
-            unsafe { global::store_stream_words4(p.to.add(index(i) as usize), words[i]) }
+            unsafe { global::store_words4(p.to.add(index(i) as usize), words[i]) }
         }
     });
 }

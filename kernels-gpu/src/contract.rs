@@ -24,18 +24,17 @@ pub enum GateOrder {
 pub enum Program {
     /// [`crate::forward::warp`].
     ForwardWarp {
-        /// Tiles of a warp.
+        /// Tiles of a row.
         vectors: u32,
+        /// Rows of a warp.
+        rows: u32,
     },
     /// [`crate::forward::block`].
     ForwardBlock {
         /// Tiles of a warp.
         vectors: u32,
-    },
-    /// [`crate::forward::ring`].
-    ForwardRing {
-        /// Tiles of a warp.
-        vectors: u32,
+        /// Whether x is read a second time, from L1, rather than kept in registers.
+        reread: bool,
     },
     /// [`crate::forward::wide`].
     ForwardWide,
@@ -45,6 +44,8 @@ pub enum Program {
         vectors: u32,
         /// Rows under way.
         stages: u32,
+        /// Whether rows may come in groups.
+        grouped: bool,
     },
     /// [`crate::backward::block::block`].
     BackwardBlock {

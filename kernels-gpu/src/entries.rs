@@ -34,8 +34,6 @@ macro_rules! entry {
             const RESIDUAL: bool = $residual;
             #[allow(dead_code)]
             const TENSORS: usize = if RESIDUAL { 3 } else { 2 };
-            #[allow(dead_code)]
-            const FORWARD_TENSORS: usize = TENSORS - 1;
             // SAFETY: the caller's obligations.
             unsafe { ($body)(&params) }
         }
@@ -71,8 +69,6 @@ macro_rules! contract {
                 const RESIDUAL: bool = $residual;
                 #[allow(dead_code)]
                 const TENSORS: usize = if RESIDUAL { 3 } else { 2 };
-                #[allow(dead_code)]
-                const FORWARD_TENSORS: usize = TENSORS - 1;
                 Instructions::detect().run(
                     #[inline(always)]
                     // SAFETY: the simulator passes the kernel's parameter struct and keeps the
@@ -118,53 +114,41 @@ macro_rules! entries {
 }
 
 entries! { FORWARD, "forward_f32", "forward_bf16",
-    Program::ForwardWarp { vectors: 1 } => ForwardParams, forward::warp::<W, 1, RESIDUAL, true>, threads 1024, blocks 0, {
-        forward_warp_f32_v1 [0, 10, 4, 1];
-        forward_warp_f32_v1_residual [0, 10, 6, 2];
-        forward_warp_bf16_v1 [0, 10, 3, 1];
-        forward_warp_bf16_v1_residual [0, 10, 5, 2];
+    Program::ForwardWarp { vectors: 1, rows: 1 } => ForwardParams, forward::warp::<W, 1, 1, RESIDUAL>, threads 256, blocks 0, {
+        forward_warp_f32_v1r1 [0, 10, 3, 1];
+        forward_warp_f32_v1r1_residual [0, 10, 4, 2];
+        forward_warp_bf16_v1r1 [0, 10, 2, 1];
+        forward_warp_bf16_v1r1_residual [0, 10, 3, 2];
     }
-    Program::ForwardWarp { vectors: 2 } => ForwardParams, forward::warp::<W, 2, RESIDUAL, false>, threads 512, blocks 0, {
-        forward_warp_f32_v2 [0, 12, 8, 2];
-        forward_warp_f32_v2_residual [0, 12, 12, 4];
-        forward_warp_bf16_v2 [0, 12, 6, 2];
-        forward_warp_bf16_v2_residual [0, 12, 10, 4];
+    Program::ForwardWarp { vectors: 1, rows: 4 } => ForwardParams, forward::warp::<W, 1, 4, RESIDUAL>, threads 128, blocks 7, {
+        forward_warp_f32_v1r4 [0, 20, 6, 4];
+        forward_warp_f32_v1r4_residual [0, 20, 10, 8];
+        forward_warp_bf16_v1r4 [0, 20, 5, 4];
+        forward_warp_bf16_v1r4_residual [0, 20, 9, 8];
     }
-    Program::ForwardWarp { vectors: 4 } => ForwardParams, forward::warp::<W, 4, RESIDUAL, false>, threads 512, blocks 0, {
-        forward_warp_f32_v4 [0, 16, 16, 4];
-        forward_warp_f32_v4_residual [0, 16, 24, 8];
-        forward_warp_bf16_v4 [0, 16, 12, 4];
-        forward_warp_bf16_v4_residual [0, 16, 20, 8];
+    Program::ForwardWarp { vectors: 2, rows: 1 } => ForwardParams, forward::warp::<W, 2, 1, RESIDUAL>, threads 256, blocks 0, {
+        forward_warp_f32_v2r1 [0, 12, 6, 2];
+        forward_warp_f32_v2r1_residual [0, 12, 8, 4];
+        forward_warp_bf16_v2r1 [0, 12, 4, 2];
+        forward_warp_bf16_v2r1_residual [0, 12, 6, 4];
     }
-    Program::ForwardBlock { vectors: 1 } => ForwardParams, forward::block::<W, 1, RESIDUAL>, threads 1024, blocks 0, {
-        forward_block_f32_v1 [2, 20, 4, 1];
-        forward_block_f32_v1_residual [2, 20, 6, 2];
-        forward_block_bf16_v1 [2, 20, 3, 1];
-        forward_block_bf16_v1_residual [2, 20, 5, 2];
+    Program::ForwardWarp { vectors: 2, rows: 2 } => ForwardParams, forward::warp::<W, 2, 2, RESIDUAL>, threads 128, blocks 7, {
+        forward_warp_f32_v2r2 [0, 18, 8, 4];
+        forward_warp_f32_v2r2_residual [0, 18, 12, 8];
+        forward_warp_bf16_v2r2 [0, 18, 6, 4];
+        forward_warp_bf16_v2r2_residual [0, 18, 10, 8];
     }
-    Program::ForwardBlock { vectors: 2 } => ForwardParams, forward::block::<W, 2, RESIDUAL>, threads 512, blocks 0, {
-        forward_block_f32_v2 [2, 20, 8, 2];
-        forward_block_f32_v2_residual [2, 20, 12, 4];
-        forward_block_bf16_v2 [2, 20, 6, 2];
-        forward_block_bf16_v2_residual [2, 20, 10, 4];
+    Program::ForwardBlock { vectors: 4, reread: false } => ForwardParams, forward::block::<W, 4, false, RESIDUAL>, threads 512, blocks 0, {
+        forward_block_f32 [2, 22, 12, 4];
+        forward_block_f32_residual [2, 22, 16, 8];
+        forward_block_bf16 [2, 22, 8, 4];
+        forward_block_bf16_residual [2, 22, 12, 8];
     }
-    Program::ForwardBlock { vectors: 4 } => ForwardParams, forward::block::<W, 4, RESIDUAL>, threads 512, blocks 0, {
-        forward_block_f32_v4 [2, 22, 16, 4];
-        forward_block_f32_v4_residual [2, 22, 24, 8];
-        forward_block_bf16_v4 [2, 22, 12, 4];
-        forward_block_bf16_v4_residual [2, 22, 20, 8];
-    }
-    Program::ForwardRing { vectors: 2 } => ForwardParams, forward::ring::<W, 2, { forward::ring_stages(2, RESIDUAL) }, FORWARD_TENSORS>, threads 512, blocks 0, {
-        forward_ring_f32_v2 [2, 20, 4, 2];
-        forward_ring_f32_v2_residual [2, 20, 4, 4];
-        forward_ring_bf16_v2 [2, 20, 2, 2];
-        forward_ring_bf16_v2_residual [2, 20, 2, 4];
-    }
-    Program::ForwardRing { vectors: 4 } => ForwardParams, forward::ring::<W, 4, { forward::ring_stages(4, RESIDUAL) }, FORWARD_TENSORS>, threads 512, blocks 0, {
-        forward_ring_f32_v4 [2, 22, 8, 4];
-        forward_ring_f32_v4_residual [2, 22, 8, 8];
-        forward_ring_bf16_v4 [2, 22, 4, 4];
-        forward_ring_bf16_v4_residual [2, 22, 4, 8];
+    Program::ForwardBlock { vectors: 4, reread: true } => ForwardParams, forward::block::<W, 4, true, RESIDUAL>, threads 512, blocks 2, {
+        forward_reread_f32 [2, 22, 20, 4];
+        forward_reread_f32_residual [2, 22, 16, 8];
+        forward_reread_bf16 [2, 22, 16, 4];
+        forward_reread_bf16_residual [2, 22, 12, 8];
     }
     Program::ForwardWide => ForwardParams, forward::wide::<W, RESIDUAL>, threads 512, blocks 0, {
         forward_wide_f32 [4, 20, 5, 1];
@@ -175,17 +159,29 @@ entries! { FORWARD, "forward_f32", "forward_bf16",
 }
 
 entries! { BACKWARD, "backward_f32", "backward_bf16",
-    Program::BackwardWarp { vectors: 1, stages: 4 } => BackwardParams, warp::<W, 1, 4, TENSORS>, threads 512, blocks 0, {
+    Program::BackwardWarp { vectors: 1, stages: 4, grouped: false } => BackwardParams, warp::<W, 1, 4, TENSORS, false>, threads 256, blocks 3, {
         backward_warp_f32_v1 [2, 5, 2, 5];
         backward_warp_f32_v1_residual [2, 5, 2, 5];
         backward_warp_bf16_v1 [2, 5, 1, 5];
         backward_warp_bf16_v1_residual [2, 5, 1, 5];
     }
-    Program::BackwardWarp { vectors: 2, stages: 2 } => BackwardParams, warp::<W, 2, 2, TENSORS>, threads 256, blocks 0, {
+    Program::BackwardWarp { vectors: 1, stages: 4, grouped: true } => BackwardParams, warp::<W, 1, 4, TENSORS, true>, threads 256, blocks 3, {
+        backward_warp_grouped_f32_v1 [2, 5, 2, 5];
+        backward_warp_grouped_f32_v1_residual [2, 5, 2, 5];
+        backward_warp_grouped_bf16_v1 [2, 5, 1, 5];
+        backward_warp_grouped_bf16_v1_residual [2, 5, 1, 5];
+    }
+    Program::BackwardWarp { vectors: 2, stages: 2, grouped: false } => BackwardParams, warp::<W, 2, 2, TENSORS, false>, threads 128, blocks 2, {
         backward_warp_f32_v2 [2, 6, 4, 10];
         backward_warp_f32_v2_residual [2, 6, 4, 10];
         backward_warp_bf16_v2 [2, 6, 2, 10];
         backward_warp_bf16_v2_residual [2, 6, 2, 10];
+    }
+    Program::BackwardWarp { vectors: 2, stages: 2, grouped: true } => BackwardParams, warp::<W, 2, 2, TENSORS, true>, threads 128, blocks 2, {
+        backward_warp_grouped_f32_v2 [2, 6, 4, 10];
+        backward_warp_grouped_f32_v2_residual [2, 6, 4, 10];
+        backward_warp_grouped_bf16_v2 [2, 6, 2, 10];
+        backward_warp_grouped_bf16_v2_residual [2, 6, 2, 10];
     }
     Program::BackwardBlock { vectors: 2, rows: 1, stages: 3 } => BackwardParams, block::<W, 2, 1, 3, TENSORS>, threads 512, blocks 0, {
         backward_block_f32_v2r1s3 [3, 10, 4, 10];

@@ -1,14 +1,26 @@
 //! The leaf table: how the rows are cut for the weight gradient. Part of the numerics contract:
 //! it fixes the order in which dw is summed, so it depends on T and H alone.
 
-/// Leaves that T rows of H elements are cut into at least, once T is large enough.
+/// Most rows of the window in which a column's rows are dealt to at most [`WINDOW_LEAVES`] workers,
+/// a leaf each.
+#[must_use]
+#[inline(always)]
+pub const fn window_rows(hidden: u32) -> u64 {
+    if hidden <= 1024 { 512 } else { 1024 }
+}
+
+/// Most leaves in the window.
+pub const WINDOW_LEAVES: u64 = 128;
+
+/// Leaves that T rows of H elements are cut into at least, beyond
+/// [`window_rows`]\(H\).
 ///
 /// Narrow rows need many leaves (a warp works on each), wide rows few (a partial row is wide).
 #[must_use]
 #[inline(always)]
 pub const fn leaves_target(hidden: u32) -> u64 {
     if hidden <= 512 {
-        4096
+        2048
     } else if hidden <= 1024 {
         1024
     } else if hidden <= 8192 {
@@ -18,13 +30,19 @@ pub const fn leaves_target(hidden: u32) -> u64 {
     }
 }
 
-/// Rows of a leaf: the largest power of two ≤ max(1, T / [`leaves_target`]\(H\)).
+/// Rows of a leaf: up to [`window_rows`]\(H\) the smallest power of two with which [`WINDOW_LEAVES`] leaves
+/// suffice; beyond, the largest power of two ≤ max(m, T / [`leaves_target`]\(H\)), where m is 2 for H from 257 to 512
+/// and else 1.
 #[must_use]
 #[inline(always)]
 pub const fn leaf_rows(rows: u64, hidden: u32) -> u64 {
+    if rows <= window_rows(hidden) {
+        return rows.div_ceil(WINDOW_LEAVES).next_power_of_two();
+    }
     let quotient = rows / leaves_target(hidden);
-    if quotient <= 1 {
-        1
+    let least = if hidden > 256 && hidden <= 512 { 2 } else { 1 };
+    if quotient <= least {
+        least
     } else {
         1 << (63 - quotient.leading_zeros())
     }

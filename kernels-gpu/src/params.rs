@@ -3,6 +3,9 @@
 //! Pointers are device pointers. Strides are in elements between the starts of neighbouring
 //! rows. Where a kernel makes 16-byte accesses, its documentation says which pointers must be
 //! 16-byte aligned and which strides multiples of 8.
+//!
+//! What every launch reads stands first: a kernel fetches its parameters line by line from memory
+//! when it starts, which at few rows is a good part of its time.
 
 use crate::device::Words4;
 
@@ -79,24 +82,12 @@ impl WeightGradientOut {
 pub struct ForwardParams {
     /// BF16 `[rows, hidden]`.
     pub x: *const u16,
-    /// BF16 `[rows, hidden]`; read by the residual form alone.
-    pub residual: *const u16,
     /// BF16 or FP32 `[hidden]`; null for a weight of ones.
     pub w: *const u8,
-    /// BF16 `[rows, hidden]`; written by the residual form alone.
-    pub h: *mut u16,
     /// BF16 `[rows, hidden]`.
     pub y: *mut u16,
     /// FP32 `[rows]`; null where it is not wanted.
     pub rstd: *mut f32,
-    /// Stride of `x`.
-    pub x_stride: Stride,
-    /// Stride of `residual`.
-    pub residual_stride: Stride,
-    /// Stride of `h`.
-    pub h_stride: Stride,
-    /// Stride of `y`.
-    pub y_stride: Stride,
     /// T.
     pub rows: u32,
     /// H.
@@ -109,6 +100,18 @@ pub struct ForwardParams {
     pub weight_offset: f32,
     /// Groups of rows.
     pub groups: Groups,
+    /// Stride of `x`.
+    pub x_stride: Stride,
+    /// Stride of `y`.
+    pub y_stride: Stride,
+    /// BF16 `[rows, hidden]`; read by the residual form alone.
+    pub residual: *const u16,
+    /// BF16 `[rows, hidden]`; written by the residual form alone.
+    pub h: *mut u16,
+    /// Stride of `residual`.
+    pub residual_stride: Stride,
+    /// Stride of `h`.
+    pub h_stride: Stride,
 }
 
 /// Backward: dx, and partial sums of dw.
@@ -119,41 +122,41 @@ pub struct BackwardParams {
     pub dy: *const u16,
     /// BF16 `[rows, hidden]`: what the forward normalised (x, or h of the residual form).
     pub x: *const u16,
-    /// BF16 `[rows, hidden]`, added to dx; read by the residual form alone.
-    pub dh: *const u16,
     /// BF16 or FP32 `[hidden]`; null for a weight of ones.
     pub w: *const u8,
     /// FP32 `[rows]`, of the forward.
     pub rstd: *const f32,
     /// BF16 `[rows, hidden]`.
     pub dx: *mut u16,
-    /// FP32 `[slots, 2, hidden]`: a node of the dw tree a slot, its sums and its compensations.
-    /// Null where dw is not wanted, which [`crate::backward::warp`] alone accepts.
-    pub nodes: *mut f32,
     /// Written by [`crate::backward::split`] alone.
     pub dw: WeightGradientOut,
-    /// Stride of `dy`.
-    pub dy_stride: Stride,
-    /// Stride of `x`.
-    pub x_stride: Stride,
-    /// Stride of `dh`.
-    pub dh_stride: Stride,
-    /// Stride of `dx`.
-    pub dx_stride: Stride,
     /// T.
     pub rows: u32,
     /// H.
     pub hidden: u32,
+    /// log₂ of the rows of a leaf.
+    pub leaf_log2: u32,
+    /// log₂ of the leaves of a run: what one worker folds before it stores a node.
+    pub run_log2: u32,
     /// Columns of dx that are stored: H, or 0 where dx is not wanted.
     pub dx_columns: u32,
     /// Added to every element of `w`; −0 adds nothing.
     pub weight_offset: f32,
     /// Groups of rows.
     pub groups: Groups,
-    /// log₂ of the rows of a leaf.
-    pub leaf_log2: u32,
-    /// log₂ of the leaves of a run: what one worker folds before it stores a node.
-    pub run_log2: u32,
+    /// Stride of `dy`.
+    pub dy_stride: Stride,
+    /// Stride of `x`.
+    pub x_stride: Stride,
+    /// Stride of `dx`.
+    pub dx_stride: Stride,
+    /// FP32 `[slots, 2, hidden]`: a node of the dw tree a slot, its sums and its compensations.
+    /// Null where dw is not wanted, which [`crate::backward::warp`] alone accepts.
+    pub nodes: *mut f32,
+    /// BF16 `[rows, hidden]`, added to dx; read by the residual form alone.
+    pub dh: *const u16,
+    /// Stride of `dh`.
+    pub dh_stride: Stride,
 }
 
 /// dw from the nodes that the backward stored.

@@ -98,19 +98,38 @@ fn flatten<const ROWS: usize, const VECTORS: usize>(
     flat
 }
 
+/// The first lane that holds the sum of value `value` after [`lane_sums`] of `count` values.
+#[inline(always)]
+const fn lane_of_value(count: usize, value: u32) -> u32 {
+    let lane = (value & 1) << 4 | (value >> 1 & 1) << 3 | (value >> 2 & 1) << 2;
+    if count > 1 { lane } else { 0 }
+}
+
 /// The row sum when one warp holds the whole row (at most 4 tiles).
 ///
 /// # Safety
 /// - All 32 lanes of the warp reach this call together.
 #[inline(always)]
 pub unsafe fn warp_row_sum<const VECTORS: usize>(values: [f32; VECTORS]) -> f32 {
-    const { assert!(VECTORS <= 4) };
+    // SAFETY: the caller's obligation.
+    unsafe { warp_row_sums([values]) }
+}
+
+/// The row sums when one warp holds `ROWS` whole rows: a lane gets that of row [`lane_row`].
+///
+/// # Safety
+/// - All 32 lanes of the warp reach this call together.
+#[inline(always)]
+pub unsafe fn warp_row_sums<const ROWS: usize, const VECTORS: usize>(
+    values: [[f32; VECTORS]; ROWS],
+) -> f32 {
+    const { assert!(VECTORS <= 4 && ROWS * VECTORS <= 4) };
     let lane = thread::thread_idx_x() % 32;
     // Adding +0 first is lane l's "from +0"; the distances at which the other operand is an
     // absent tile's +0 change nothing after that.
     // SAFETY: the caller's obligation, for every step.
     unsafe {
-        let sum = 0.0 + lane_sums(flatten([values]), VECTORS, lane);
+        let sum = 0.0 + lane_sums(flatten(values), ROWS * VECTORS, lane);
         match VECTORS {
             1 => sum,
             2 => sum + warp::shuffle_xor(sum, 16),
@@ -120,6 +139,34 @@ pub unsafe fn warp_row_sum<const VECTORS: usize>(values: [f32; VECTORS]) -> f32 
             }
         }
     }
+}
+
+/// The row whose sum the calling lane gets from [`warp_row_sums`].
+#[inline(always)]
+pub fn lane_row<const ROWS: usize, const VECTORS: usize>() -> u32 {
+    let lane = thread::thread_idx_x() % 32;
+    value_of_lane(ROWS * VECTORS, lane) / VECTORS as u32
+}
+
+/// Whether the calling lane is the first of those that get the sum of [`lane_row`].
+#[inline(always)]
+pub fn leads_row<const ROWS: usize, const VECTORS: usize>() -> bool {
+    let lane = thread::thread_idx_x() % 32;
+    lane == lane_of_value(ROWS * VECTORS, lane_row::<ROWS, VECTORS>() * VECTORS as u32)
+}
+
+/// What the lanes of row `row` have for `value`.
+///
+/// # Safety
+/// - All 32 lanes of the warp reach this call together, with the same `row` < `ROWS`.
+#[inline(always)]
+pub unsafe fn of_row<const ROWS: usize, const VECTORS: usize>(value: f32, row: usize) -> f32 {
+    if ROWS == 1 {
+        return value;
+    }
+    let lane = lane_of_value(ROWS * VECTORS, (row * VECTORS) as u32);
+    // SAFETY: the caller's obligation.
+    unsafe { warp::shuffle_idx(value, lane) }
 }
 
 /// Row sums by a group of whole warps of a block, one barrier each: consecutive sums use the two

@@ -22,15 +22,26 @@ pub fn forget<const VECTORS: usize>(mut words: [Words4; VECTORS]) -> [Words4; VE
     words
 }
 
-/// The stored type of a weight.
+/// The stored type of a weight. Loading and widening are apart, so that nothing waits for one vector
+/// before the next is asked for.
 pub trait Weight: Copy {
-    /// Loads eight consecutive weights, widened to FP32 (exact).
+    /// Eight consecutive weights as they are stored.
+    type Words: Copy;
+    /// Eight zeros.
+    const ZEROS: Self::Words;
+    /// Eight ones.
+    const ONES: Self::Words;
+
+    /// Loads eight consecutive weights.
     ///
     /// # Safety
     /// - `w` points to the weight's first element, 16-byte aligned, in global memory.
     /// - `column` is a multiple of 8, and `column + 8` at most the number of elements.
     /// - Nobody writes the weight during the launch.
-    unsafe fn load(w: *const u8, column: u32) -> Lane;
+    unsafe fn load(w: *const u8, column: u32) -> Self::Words;
+
+    /// Their values; exact.
+    fn widen(words: Self::Words) -> Lane;
 }
 
 /// BF16 weight.
@@ -42,39 +53,72 @@ pub struct Bf16Weight;
 pub struct F32Weight;
 
 impl Weight for Bf16Weight {
+    type Words = Words4;
+    const ZEROS: Words4 = NO_WORDS;
+    const ONES: Words4 = Words4(0x3f80_3f80, 0x3f80_3f80, 0x3f80_3f80, 0x3f80_3f80);
+
     #[inline(always)]
-    unsafe fn load(w: *const u8, column: u32) -> Lane {
+    unsafe fn load(w: *const u8, column: u32) -> Words4 {
         // SAFETY: aligned and in range, as the caller promises.
-        widen(unsafe { global::load_words4(w.add(2 * column as usize).cast()) })
+        unsafe { global::load_words4(w.add(2 * column as usize).cast()) }
+    }
+
+    #[inline(always)]
+    fn widen(words: Words4) -> Lane {
+        widen(words)
     }
 }
 
 impl Weight for F32Weight {
+    type Words = [Words4; 2];
+    const ZEROS: [Words4; 2] = [NO_WORDS; 2];
+    const ONES: [Words4; 2] = [Words4(ONE, ONE, ONE, ONE); 2];
+
     #[inline(always)]
-    unsafe fn load(w: *const u8, column: u32) -> Lane {
+    unsafe fn load(w: *const u8, column: u32) -> [Words4; 2] {
         // SAFETY: aligned and in range, as the caller promises.
-        let (low, high) = unsafe {
+        unsafe {
             let w: *const Words4 = w.add(4 * column as usize).cast();
-            (global::load_words4(w), global::load_words4(w.add(1)))
-        };
+            [global::load_words4(w), global::load_words4(w.add(1))]
+        }
+    }
+
+    #[inline(always)]
+    fn widen([low, high]: [Words4; 2]) -> Lane {
         lane_of_words(low, high)
     }
 }
 
-/// Eight consecutive weights as the norm multiplies by them: w ⊕ `offset`, where an offset of −0
-/// changes no bit, or ones where there is no weight.
+/// The bits of 1.
+const ONE: u32 = 0x3f80_0000;
+
+/// The weights as the norm multiplies by them: w ⊕ `offset`, where an offset of −0 changes no bit.
+#[inline(always)]
+pub fn weights<W: Weight, const VECTORS: usize>(
+    words: [W::Words; VECTORS],
+    offset: f32,
+) -> [Lane; VECTORS] {
+    let mut lanes = [[0.0; LANE_ELEMENTS]; VECTORS];
+    unroll!(VECTORS, |v| {
+        lanes[v] = W::widen(words[v]);
+        unroll!(LANE_ELEMENTS, |i| lanes[v][i] += offset);
+    });
+    lanes
+}
+
+/// Eight consecutive weights by themselves, as [`weights`]; ones where there is no weight.
 ///
 /// # Safety
 /// - As [`Weight::load`]; `w` may be null.
 #[inline(always)]
 pub unsafe fn weight_lane<W: Weight>(w: *const u8, offset: f32, column: u32) -> Lane {
-    if w.is_null() {
-        return [1.0; LANE_ELEMENTS];
-    }
-    // SAFETY: the caller's obligations.
-    let mut lane = unsafe { W::load(w, column) };
-    unroll!(LANE_ELEMENTS, |i| lane[i] += offset);
-    lane
+    let words = if w.is_null() {
+        W::ONES
+    } else {
+        // SAFETY: the caller's obligations.
+        unsafe { W::load(w, column) }
+    };
+    weights::<W, 1>([words], offset)[0]
 }
 
 /// Eight FP32 values from their bits.
@@ -164,6 +208,40 @@ impl<const VECTORS: usize> Columns<VECTORS> {
         words
     }
 
+    /// As [`Columns::load`], for vectors that the thread loads again soon: L1 keeps them.
+    ///
+    /// # Safety
+    /// - As [`Columns::load`]; the thread itself may write them later.
+    #[inline(always)]
+    pub unsafe fn load_keep(self, row: *const u16) -> [Words4; VECTORS] {
+        let mut words = [NO_WORDS; VECTORS];
+        unroll!(VECTORS, |v| {
+            if self.holds(v) {
+                // SAFETY: inside the row, and aligned since columns are multiples of 8.
+                words[v] =
+                    unsafe { global::load_keep_words4(row.add(self.column(v) as usize).cast()) };
+            }
+        });
+        words
+    }
+
+    /// As [`Columns::load_keep`], for the last time: they may leave the caches first.
+    ///
+    /// # Safety
+    /// - As [`Columns::load_keep`].
+    #[inline(always)]
+    pub unsafe fn load_last(self, row: *const u16) -> [Words4; VECTORS] {
+        let mut words = [NO_WORDS; VECTORS];
+        unroll!(VECTORS, |v| {
+            if self.holds(v) {
+                // SAFETY: inside the row, and aligned since columns are multiples of 8.
+                words[v] =
+                    unsafe { global::load_last_words4(row.add(self.column(v) as usize).cast()) };
+            }
+        });
+        words
+    }
+
     /// Stores one vector of a row, if it is inside.
     ///
     /// # Safety
@@ -173,24 +251,38 @@ impl<const VECTORS: usize> Columns<VECTORS> {
     pub unsafe fn store(self, row: *mut u16, v: usize, words: Words4) {
         if self.holds(v) {
             // SAFETY: inside the row, and aligned since columns are multiples of 8.
-            unsafe { global::store_stream_words4(row.add(self.column(v) as usize).cast(), words) }
+            unsafe { global::store_words4(row.add(self.column(v) as usize).cast(), words) }
         }
     }
 
-    /// Loads the thread's weights, as [`weight_lane`]; zeros outside.
+    /// As [`Columns::store`], for what nobody reads again soon.
     ///
     /// # Safety
-    /// - As [`weight_lane`], for H elements.
+    /// - As [`Columns::store`].
     #[inline(always)]
-    pub unsafe fn load_weight<W: Weight>(self, w: *const u8, offset: f32) -> [Lane; VECTORS] {
-        let mut lanes = [[0.0; LANE_ELEMENTS]; VECTORS];
+    pub unsafe fn store_stream(self, row: *mut u16, v: usize, words: Words4) {
+        if self.holds(v) {
+            let place = row.wrapping_add(self.column(v) as usize);
+            // SAFETY: inside the row, and aligned since columns are multiples of 8.
+            unsafe { global::store_stream_words4(place.cast(), words) }
+        }
+    }
+
+    /// Loads the thread's weights, for [`weights`]: ones where there is no weight; zeros outside.
+    ///
+    /// # Safety
+    /// - As [`Weight::load`], for H elements; `w` may be null.
+    #[inline(always)]
+    pub unsafe fn load_weight<W: Weight>(self, w: *const u8) -> [W::Words; VECTORS] {
+        let none = w.is_null();
+        let mut words = [if none { W::ONES } else { W::ZEROS }; VECTORS];
         unroll!(VECTORS, |v| {
-            if self.holds(v) {
+            if self.holds(v) && !none {
                 // SAFETY: inside the weight.
-                lanes[v] = unsafe { weight_lane::<W>(w, offset, self.column(v)) };
+                words[v] = unsafe { W::load(w, self.column(v)) };
             }
         });
-        lanes
+        words
     }
 }
 

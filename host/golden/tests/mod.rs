@@ -294,13 +294,16 @@ fn wide_rows() {
 /// T around the multiples of the leaf table's target, where leaves and the tree change shape.
 #[test]
 fn leaf_table_edges() {
-    for hidden in [8, 512, 520, 1024, 1032, 8192, 8200] {
+    for hidden in [8, 256, 264, 512, 520, 1024, 1032, 8192, 8200] {
         let target = leaves_target(hidden as u32) as usize;
         let edges = [
             1,
             2,
             3,
-            target / 2,
+            128,
+            256,
+            512,
+            1024,
             target,
             3 * target / 2,
             2 * target,

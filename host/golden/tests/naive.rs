@@ -232,13 +232,20 @@ fn weight_gradient<E: Naive>(terms: &[(f32, f32, f32)], hidden: usize, old: Opti
 
 /// Published: other values change the bits of dw.
 fn leaf_rows(rows: usize, hidden: usize) -> usize {
+    if rows <= if hidden <= 1024 { 512 } else { 1024 } {
+        let mut leaf_rows = 1;
+        while leaf_rows * 128 < rows {
+            leaf_rows *= 2;
+        }
+        return leaf_rows;
+    }
     let leaves = match hidden {
-        0..=512 => 4096,
+        0..=512 => 2048,
         513..=1024 => 1024,
         1025..=8192 => 512,
         _ => 128,
     };
-    let mut leaf_rows = 1;
+    let mut leaf_rows = if hidden > 256 && hidden < 513 { 2 } else { 1 };
     while 2 * leaf_rows <= rows / leaves {
         leaf_rows *= 2;
     }

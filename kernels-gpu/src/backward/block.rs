@@ -6,7 +6,7 @@ use crate::device::{hint, shared, thread};
 use crate::params::BackwardParams;
 use crate::ring::{Ring, ring_bytes};
 use crate::row_sum::{BlockSum, Group, SCRATCH_BYTES};
-use crate::rows::{Columns, Weight};
+use crate::rows::{Columns, Weight, weights};
 use crate::tree::{Counter, Node, empty, fold_positions, shelf_bytes, store_node};
 
 /// dx, and a node of dw for each run of 2^run_log2 leaves; block b takes runs b, b + grid, …
@@ -85,7 +85,7 @@ pub unsafe fn block<
         });
     }
     // SAFETY: the weight has H elements.
-    let w = unsafe { columns.load_weight::<W>(p.w, p.weight_offset) };
+    let w = weights::<W, VECTORS>(unsafe { columns.load_weight::<W>(p.w) }, p.weight_offset);
 
     let leaves = (p.rows + ((1 << p.leaf_log2) - 1)) >> p.leaf_log2;
     let mut run = thread::block_idx_x();

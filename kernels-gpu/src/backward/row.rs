@@ -196,7 +196,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
                 unroll!(8, |i| dx[i] += dh[i]);
             }
             // SAFETY: the caller's obligation.
-            unsafe { columns.store(out, v, narrow(&dx)) };
+            unsafe { columns.store_stream(out, v, narrow(&dx)) };
         });
     }
 }

@@ -10,7 +10,7 @@ use crate::backward::row::RowWords;
 use crate::device::{global, shared, thread};
 use crate::params::BackwardParams;
 use crate::row_sum::{BlockSum, Group, TileSums};
-use crate::rows::{Columns, NO_WORDS, Weight, row_start};
+use crate::rows::{Columns, NO_WORDS, Weight, row_start, weights};
 use crate::tree::{WIDTH, empty, fold_narrow};
 
 /// Rows that a column task loads at once.
@@ -33,12 +33,12 @@ fn dw_tasks(p: &BackwardParams) -> u32 {
     }
 }
 
-/// Blocks 0 … [`column_tasks`] − 1 sum dw of 32 columns each; the others take a row of dx at a time.
-/// There are no column tasks where dw is not wanted; without further blocks there is no dx. Rows may
-/// come in groups.
+/// Blocks 0 … [`column_tasks`] − 1 sum dw of 32 columns each; the others take a row of dx. There are no
+/// column tasks where dw is not wanted; without further blocks there is no dx. Rows may come in
+/// groups.
 ///
-/// Contract: at least as many blocks as column tasks; blocks of whole warps, at most 16, with `VECTORS · 256`
-/// elements a warp covering H, and (threads / 4) · 2^run_log2 ≥ leaves; shared memory of
+/// Contract: as many blocks as column tasks, and T more or none; blocks of whole warps, at most 16, with `VECTORS · 256`
+/// elements a warp covering H, and threads / 4 ≥ leaves; shared memory of
 /// [`super::reduce::shared_bytes`] and of [`crate::row_sum::SCRATCH_BYTES`], whichever is larger;
 /// 16-byte aligned bases, row strides and H multiples of 8.
 ///
@@ -48,32 +48,33 @@ fn dw_tasks(p: &BackwardParams) -> u32 {
 #[inline(always)]
 pub unsafe fn split<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &BackwardParams) {
     let tasks = dw_tasks(p);
+    let task = thread::block_idx_x();
     // SAFETY: the branch is the block's, so its threads meet at the same barriers.
     unsafe {
-        if thread::block_idx_x() < tasks {
-            columns_of_dw(p);
+        if task < tasks {
+            columns_of_dw::<false>(p);
             return;
         }
         let columns = Columns::<VECTORS>::of_warp(thread::thread_idx_x() / 32, p.hidden);
         let mut sums = BlockSum::new(shared::base(), Group::block());
-        let step = thread::grid_dim_x() - tasks;
-        let mut row = u64::from(thread::block_idx_x() - tasks);
-        let kept = columns.load_weight::<W>(p.w, p.weight_offset);
+        let row = task - tasks;
+        // First: what follows waits for the row's rstd.
+        let kept = columns.load_weight::<W>(p.w);
+        let words = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, u64::from(row));
+        let kept = weights::<W, VECTORS>(kept, p.weight_offset);
         let w = |v: usize| kept[v];
-        while row < u64::from(p.rows) {
-            let current = RowWords::<VECTORS>::load::<RESIDUAL>(p, columns, row);
-            let dot = sums.sum(current.dots(w));
-            current
-                .forget()
-                .store_dx::<RESIDUAL, true>(p, columns, row as u32, w, dot);
-            row += u64::from(step);
-        }
+        let dot = sums.sum(words.dots(w));
+        words
+            .forget()
+            .store_dx::<RESIDUAL, true>(p, columns, row, w, dot);
     }
 }
 
 /// As [`split`], for rows of any width up to 65,536: a row task goes over its row twice.
 ///
-/// Contract: as [`split`], without the condition on `VECTORS`.
+/// Contract: as [`split`], without the condition on `VECTORS`; at least as many blocks as
+/// column tasks, and
+/// (threads / 4) · 2^run_log2 ≥ leaves.
 ///
 /// # Safety
 /// - As [`split`].
@@ -83,7 +84,7 @@ pub unsafe fn split_wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
     // SAFETY: the branch is the block's, so its threads meet at the same barriers.
     unsafe {
         if thread::block_idx_x() < tasks {
-            columns_of_dw(p);
+            columns_of_dw::<true>(p);
             return;
         }
         let mut row = thread::block_idx_x() - tasks;
@@ -114,7 +115,7 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &BackwardParams, row: u32
             (
                 columns,
                 words,
-                columns.load_weight::<W>(p.w, p.weight_offset)[0],
+                weights::<W, 1>(columns.load_weight::<W>(p.w), p.weight_offset)[0],
             )
         };
         let mut tile = warp;
@@ -135,18 +136,20 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &BackwardParams, row: u32
     }
 }
 
-/// dw of 32 columns: position i ([`WIDTH`] threads) sums leaves i·2^run_log2 and following.
+/// dw of 32 columns: position i ([`WIDTH`] threads) sums leaf i, or where `MANY` is set leaves
+/// i·2^run_log2 and following.
 ///
 /// # Safety
 /// - As [`split`]; every thread of the block is here.
 #[inline(always)]
-unsafe fn columns_of_dw(p: &BackwardParams) {
+unsafe fn columns_of_dw<const MANY: bool>(p: &BackwardParams) {
     let position = thread::thread_idx_x() / WIDTH;
     let column = Columns32::of_block(thread::block_idx_x(), p.hidden);
     let leaf_mask = (1u32 << p.leaf_log2) - 1;
     let leaves = (p.rows + leaf_mask) >> p.leaf_log2;
-    let chunk = Chunk::of_position(position, leaves, p.run_log2);
-    let counter = chunk_counter(p.run_log2);
+    let run_log2 = if MANY { p.run_log2 } else { 0 };
+    let chunk = Chunk::of_position(position, leaves, run_log2);
+    let counter = chunk_counter(run_log2);
     let end = p.rows.min((chunk.first + chunk.count) << p.leaf_log2);
 
     let mut node = empty::<1>();
@@ -186,7 +189,7 @@ unsafe fn columns_of_dw(p: &BackwardParams) {
                 }
                 accumulate(&mut node[0], &widen(dy), &widen(x), rstd);
                 let last = row + 1 == end;
-                if (row + 1) & leaf_mask == 0 || last {
+                if MANY && ((row + 1) & leaf_mask == 0 || last) {
                     // SAFETY: this position's leaves come in order.
                     let complete = unsafe { counter.push(row >> p.leaf_log2, last, &mut node) };
                     if !complete {

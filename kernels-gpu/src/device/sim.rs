@@ -187,6 +187,28 @@ pub mod global {
         Words4(a, b, c, d)
     }
 
+    /// Loads 16 bytes that the same block loads again soon.
+    ///
+    /// # Safety
+    /// - As [`load_words4`].
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load_keep_words4(pointer: *const Words4) -> Words4 {
+        // SAFETY: the caller's obligations.
+        unsafe { load_words4(pointer) }
+    }
+
+    /// Loads 16 bytes for the last time.
+    ///
+    /// # Safety
+    /// - As [`load_words4`].
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load_last_words4(pointer: *const Words4) -> Words4 {
+        // SAFETY: the caller's obligations.
+        unsafe { load_words4(pointer) }
+    }
+
     /// Stores 16 bytes that nobody reads again soon.
     ///
     /// # Safety
@@ -199,7 +221,7 @@ pub mod global {
         unsafe { store_words4(pointer, value) }
     }
 
-    /// Stores 16 bytes that the next kernel reads: they should stay in L2.
+    /// Stores 16 bytes.
     ///
     /// # Safety
     /// - `pointer` is 16-byte aligned and its 16 bytes are writable global memory.
