@@ -69,6 +69,9 @@ const EVERY_PROGRAM: &[(u64, u64)] = &[
     (16_392, 2),
 ];
 
+/// Shapes that reach the programs for rows in groups alone.
+const GROUPED: &[(u64, u64)] = &[(256, 530), (264, 530)];
+
 /// Shapes for the general kernels: one tile and several, one turn of a warp and two.
 const GENERAL: &[(u64, u64)] = &[(100, 40), (777, 9), (2600, 2)];
 
@@ -85,11 +88,12 @@ fn kernels(case: &Case, device: &DeviceProperties) -> Vec<&'static str> {
     let forward = ForwardForm {
         residual: case.residual,
         alignment,
-        ..ForwardForm::default()
+        grouped: case.grouped,
     };
     let backward = BackwardForm {
         residual: case.residual,
         alignment,
+        grouped: case.grouped,
         ..BackwardForm::default()
     };
     let forward = plan::forward(&case.op, case.rows, forward, device);
@@ -104,10 +108,19 @@ fn kernels(case: &Case, device: &DeviceProperties) -> Vec<&'static str> {
 #[test]
 fn every_kernel_under_twenty_schedules() {
     let mut reached = BTreeSet::new();
-    let fast = EVERY_PROGRAM.iter().map(|shape| (shape, 8));
-    for (&(hidden, rows), gap) in fast.chain(GENERAL.iter().map(|shape| (shape, 3))) {
+    let shapes = |list: &[(u64, u64)], gap: u64, grouped: bool| {
+        let shapes = list.iter();
+        let shapes = shapes.map(|&(hidden, rows)| (hidden, rows, gap, grouped));
+        shapes.collect::<Vec<_>>()
+    };
+    let fast = shapes(EVERY_PROGRAM, 8, false);
+    let others = [shapes(GROUPED, 8, true), shapes(GENERAL, 3, false)].concat();
+    for (hidden, rows, gap, grouped) in [fast, others].concat() {
         for (weight, residual) in VARIANTS {
-            let case = Case::new(hidden, rows, weight, residual, gap, 3);
+            let mut case = Case::new(hidden, rows, weight, residual, gap, 3);
+            if grouped {
+                case = case.in_groups();
+            }
             let sim = Sim::new().with_sm_count(1);
             reached.extend(kernels(&case, sim.properties()));
             let golden = case.golden();

@@ -619,18 +619,23 @@ proptest! {
 fn the_leaf_table_is_the_published_one() {
     let table = [
         (1, 8, 1),
-        (8191, 512, 1),
-        (8192, 512, 2),
-        (65_536, 256, 16),
+        (8191, 512, 2),
+        (8192, 512, 4),
+        (8191, 256, 2),
+        (4095, 256, 1),
+        (65_536, 256, 32),
+        (512, 520, 4),
         (2047, 520, 1),
         (2048, 1024, 2),
-        (1024, 1032, 2),
+        (1024, 1032, 8),
+        (1025, 1032, 2),
         (4097, 4096, 8),
         (65_536, 8192, 128),
-        (255, 8200, 1),
-        (256, 8200, 2),
+        (128, 8200, 1),
+        (129, 8200, 2),
+        (1025, 8200, 8),
         (65_536, 16_384, 512),
-        (MAX_ROWS, 8, 1 << 18),
+        (MAX_ROWS, 8, 1 << 19),
         (MAX_ROWS, 4096, 1 << 21),
         (MAX_ROWS, 65_536, 1 << 23),
     ];
@@ -679,8 +684,13 @@ fn every_kernel_has_a_shape_that_uses_it() {
     for hidden in WIDTHS {
         for rows in HEIGHTS {
             for weight in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
-                for residual in [false, true] {
-                    let shape = Shape::plain(hidden, rows, weight, residual);
+                for (residual, grouped) in
+                    [(false, false), (true, false), (false, true), (true, true)]
+                {
+                    let shape = Shape {
+                        grouped,
+                        ..Shape::plain(hidden, rows, weight, residual)
+                    };
                     let backward = shape.backward(&device).expect("a plan");
                     let forward = shape.forward(&device).expect("a plan");
                     let launches = [forward.launch, backward.main, backward.reduce];

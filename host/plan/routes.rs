@@ -75,12 +75,12 @@ pub(super) const FORWARD: &[ForwardRoute] = &[
     route(
         2048,
         &[(128, block(false)), (ANY, block(true))],
-        &[(ANY, block(true))],
+        &[(2, block(false)), (ANY, block(true))],
     ),
     route(
         16_384,
         &[(64, block(false)), (ANY, block(true))],
-        &[(ANY, block(true))],
+        &[(2, block(false)), (ANY, block(true))],
     ),
     route(65_536, &[(ANY, WIDE)], &[(ANY, WIDE)]),
 ];

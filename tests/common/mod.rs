@@ -15,6 +15,8 @@ pub struct Case {
     pub residual: bool,
     /// Elements between rows of every matrix.
     pub stride: u64,
+    /// Whether every second row lies in the second half of a matrix: two rows a group.
+    pub grouped: bool,
     x: Vec<u16>,
     dy: Vec<u16>,
     extra: Vec<u16>,
@@ -93,10 +95,21 @@ impl Case {
             rows,
             residual,
             stride,
+            grouped: false,
             x,
             dy,
             extra,
             w,
+        }
+    }
+
+    /// The same memory as rows in groups of two; T is even.
+    #[allow(dead_code)] // not every test has groups
+    pub fn in_groups(self) -> Self {
+        assert!(self.rows.is_multiple_of(2));
+        Self {
+            grouped: true,
+            ..self
         }
     }
 
@@ -134,8 +147,14 @@ impl Case {
         let dw = output("dw", 4 * self.op.hidden() as usize);
 
         let view = |buffer: &dyn Memory| {
-            RowsView::packed(buffer.address(), self.rows, self.op.hidden())
-                .with_stride(self.stride as i64)
+            let packed = RowsView::packed(buffer.address(), self.rows, self.op.hidden());
+            let stride = self.stride as i64;
+            if self.grouped {
+                let half = self.rows as i64 / 2 * stride;
+                packed.with_stride(half).with_groups(2, stride)
+            } else {
+                packed.with_stride(stride)
+            }
         };
         let weight = VectorView {
             address: w.address(),

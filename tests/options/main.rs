@@ -194,7 +194,8 @@ fn draws_reach_what_they_should() {
     for program in [
         "forward_warp_",
         "forward_block_",
-        "forward_ring_",
+        "forward_reread_",
+        "backward_warp_grouped_",
         "forward_wide_",
         "backward_warp_",
         "backward_block_",
