@@ -149,7 +149,7 @@ pub(super) unsafe fn weight<W: Weight, const VECTORS: usize>(
 ) -> Lane {
     if columns.holds(v) {
         // SAFETY: inside the weight.
-        unsafe { W::load(w, first as u32 + columns.column(v)) }
+        W::widen(unsafe { W::load(w, first as u32 + columns.column(v)) })
     } else {
         [0.0; 8]
     }
