@@ -8,7 +8,7 @@ mod null;
 
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::null::Null;
-use cake_rmsnorm::plan::DeviceProperties;
+use cake_rmsnorm::plan::{DeviceProperties, Views};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use null::Call;
 
@@ -47,7 +47,7 @@ fn prepare(criterion: &mut Criterion) {
     let null = Null::new(DeviceProperties::H200);
     let call = Call::new(4096, 1, false);
     criterion.bench_function("prepare again", |bencher| {
-        bencher.iter(|| null.prepare(&call.op, false));
+        bencher.iter(|| null.prepare(&call.op, false, Views::Ordinary));
     });
 }
 

@@ -323,7 +323,7 @@ pub enum Error {
     /// milliseconds, and a stream under capture does not allow it.
     #[error(
         "kernel {kernel} is not loaded on this device: call `prepare` for the operator and its \
-         form (plain or residual) first"
+         form (plain or residual, ordinary or any views) first"
     )]
     NotPrepared {
         /// The kernel's entry.

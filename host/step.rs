@@ -3,6 +3,7 @@
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
+use crate::plan::Views;
 
 /// The calls of one norm in a step that keeps no activations: a forward, the same forward again
 /// when the backward pass arrives, the backward.
@@ -35,7 +36,7 @@ impl Step {
         }
     }
 
-    /// Prepares `backend` for the three calls.
+    /// Prepares `backend` for the three calls, however their arguments lie.
     ///
     /// # Errors
     /// - As [`Backend::prepare`].
@@ -47,7 +48,7 @@ impl Step {
         ];
         for residual in [false, true] {
             if forms.contains(&residual) {
-                backend.prepare(op, residual)?;
+                backend.prepare(op, residual, Views::Any)?;
             }
         }
         Ok(())

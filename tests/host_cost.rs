@@ -5,7 +5,7 @@ mod null;
 
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::null::Null;
-use cake_rmsnorm::plan::DeviceProperties;
+use cake_rmsnorm::plan::{DeviceProperties, Views};
 use null::Call;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -73,7 +73,7 @@ fn allocations_are_counted() {
 fn a_call_allocates_nothing() {
     let null = Null::new(DeviceProperties::H200);
     for call in calls() {
-        null.prepare(&call.op, call.residual)
+        null.prepare(&call.op, call.residual, Views::Ordinary)
             .expect("a null device");
         let count = allocations(|| call.forward(&null));
         assert_eq!(count, 0, "forward, {call}");

@@ -180,7 +180,7 @@ mod device {
     use super::{BackwardArgs, Error, ForwardArgs, RmsNorm, c_void};
     use cake_rmsnorm::backend::Backend;
     use cake_rmsnorm::backend::cuda::{Cuda, Device};
-    use cake_rmsnorm::plan::DeviceProperties;
+    use cake_rmsnorm::plan::{DeviceProperties, Views};
     use std::sync::OnceLock;
 
     fn device() -> Result<&'static Device, Error> {
@@ -233,7 +233,7 @@ mod device {
     ) -> Result<(), Error> {
         match call() {
             Err(Error::NotPrepared { .. }) => {
-                cuda.prepare(op, residual)?;
+                cuda.prepare(op, residual, Views::Ordinary)?;
                 call()
             }
             result => result,

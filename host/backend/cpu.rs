@@ -4,7 +4,7 @@ use super::Backend;
 use crate::error::Result;
 use crate::gated::{self, GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
-use crate::plan::DeviceProperties;
+use crate::plan::{DeviceProperties, Views};
 use crate::{golden, validate};
 
 /// Runs operators on the CPU, with all of rayon's threads; calls return when the work is done.
@@ -19,7 +19,7 @@ impl Backend for Cpu {
         &PROPERTIES
     }
 
-    fn prepare(&self, _: &RmsNorm, _: bool) -> Result<()> {
+    fn prepare(&self, _: &RmsNorm, _: bool, _: Views) -> Result<()> {
         Ok(())
     }
 

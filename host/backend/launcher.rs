@@ -4,7 +4,7 @@ use super::{Backend, bind};
 use crate::error::Result;
 use crate::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
-use crate::plan::{self, BackwardForm, DeviceProperties, ForwardForm, Launch};
+use crate::plan::{self, BackwardForm, DeviceProperties, ForwardForm, Launch, Views};
 use crate::validate;
 use cake_rmsnorm_kernels::contract::Kernel;
 
@@ -48,8 +48,9 @@ impl<L: Launcher> Backend for L {
         Launcher::properties(self)
     }
 
-    fn prepare(&self, op: &RmsNorm, residual: bool) -> Result<()> {
-        self.load(&plan::kernels(op, residual, Launcher::properties(self))?)
+    fn prepare(&self, op: &RmsNorm, residual: bool, views: Views) -> Result<()> {
+        let properties = Launcher::properties(self);
+        self.load(&plan::kernels(op, residual, views, properties)?)
     }
 
     unsafe fn forward(&self, op: &RmsNorm, args: &ForwardArgs) -> Result<()> {

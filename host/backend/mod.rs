@@ -14,20 +14,20 @@ pub use launcher::{Bound, Launcher};
 use crate::error::Result;
 use crate::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
-use crate::plan::DeviceProperties;
+use crate::plan::{DeviceProperties, Views};
 
 /// Something that runs the operators: a GPU, the simulator, or the CPU.
 pub trait Backend {
     /// The device that plans are made for.
     fn properties(&self) -> &DeviceProperties;
 
-    /// Makes ready for every later call of `op` in this form, whatever T is. A GPU loads the
-    /// kernels here, and refuses calls that were not prepared ([`crate::Error::NotPrepared`]);
-    /// elsewhere nothing needs to be done. What is ready stays so; again costs about 0.1 ms.
+    /// Makes ready for every later call of `op` in this form, whatever T is, with arguments that
+    /// lie as `views` says. A GPU loads the kernels here, and refuses calls that were not prepared
+    /// ([`crate::Error::NotPrepared`]); elsewhere nothing needs to be done. What is ready stays so.
     ///
     /// # Errors
     /// - The device cannot run the kernels, or its driver cannot load them.
-    fn prepare(&self, op: &RmsNorm, residual: bool) -> Result<()>;
+    fn prepare(&self, op: &RmsNorm, residual: bool, views: Views) -> Result<()>;
 
     /// Enqueues a forward.
     ///

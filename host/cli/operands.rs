@@ -3,6 +3,7 @@
 use super::device::{Buffer, Device};
 use super::error::{CliError, Result};
 use cake_rmsnorm::backend::Backend;
+use cake_rmsnorm::plan::Views;
 use cake_rmsnorm::{BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
 
 /// An operator with its arguments. Calls work on the first rows.
@@ -43,7 +44,7 @@ impl Operands {
         residual: bool,
         workspace_bytes: u64,
     ) -> Result<Self> {
-        device.backend().prepare(&op, residual)?;
+        device.backend().prepare(&op, residual, Views::Ordinary)?;
         let alloc = |name, bytes: u64| -> Result<Box<dyn Buffer>> {
             let length = usize::try_from(bytes).map_err(|_| CliError::Memory {
                 purpose: name,

@@ -1,28 +1,50 @@
 //! What an operator needs to have loaded: the kernels that its plans choose from.
 
-use super::{BackwardForm, DeviceProperties, ForwardForm, Launch};
+use super::{Alignment, BackwardForm, DeviceProperties, ForwardForm, Launch};
 use crate::error::Result;
 use crate::gated::GatedRmsNorm;
 use crate::op::{MAX_ROWS, RmsNorm};
 use crate::plan;
 use cake_rmsnorm_kernels::contract::Kernel;
 
-/// Every kernel that a forward or a backward of `op` launches on `device`, whatever T is, whatever
-/// arguments are there and however they lie. A handful: they depend on H and the element types.
+/// How the arguments of an operator's calls lie in memory, as far as its kernels depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Views {
+    /// Rows at one distance from each other, 16-byte aligned: what most calls bring.
+    #[default]
+    Ordinary,
+    /// Also rows in groups, any alignment, outputs in the place of inputs.
+    Any,
+}
+
+impl Views {
+    fn hold(self, alignment: Alignment, grouped: bool, in_place: bool) -> bool {
+        self == Views::Any || alignment == Alignment::Vector && !grouped && !in_place
+    }
+}
+
+/// Every kernel that a forward or a backward of `op` launches on `device`, whatever T is and
+/// whatever arguments are there, as long as they lie as `views` says. A handful: they depend on H
+/// and the element types.
 ///
 /// # Errors
 /// - As the plans, when no T has one.
 pub fn kernels(
     op: &RmsNorm,
     residual: bool,
+    views: Views,
     device: &DeviceProperties,
 ) -> Result<Vec<&'static Kernel>> {
     collect(heights().flat_map(|rows| {
-        let forward = ForwardForm::every(residual).map(move |form| {
+        let forward = ForwardForm::every(residual);
+        let forward = forward.filter(move |form| views.hold(form.alignment, form.grouped, false));
+        let forward = forward.map(move |form| {
             let forward = plan::forward(op, rows, form, device);
             forward.map(|plan| [plan.launch, None, None])
         });
-        let backward = BackwardForm::every(residual).map(move |form| {
+        let backward = BackwardForm::every(residual);
+        let backward = backward.filter(move |it| views.hold(it.alignment, it.grouped, it.in_place));
+        let backward = backward.map(move |form| {
             let backward = plan::backward(op, rows, form, device);
             backward.map(|plan| [plan.statistics, plan.main, plan.reduce])
         });

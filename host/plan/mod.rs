@@ -13,7 +13,7 @@ pub use backward::{BackwardPlan, LeafTable, backward};
 pub use form::{BackwardForm, ForwardForm, Gradients, Rstd};
 pub use forward::{ForwardPlan, forward};
 pub use gated::{GatedBackwardPlan, GatedForwardPlan, gated_backward, gated_forward};
-pub use kernels::{gated_kernels, kernels};
+pub use kernels::{Views, gated_kernels, kernels};
 
 use crate::error::{Error, Result};
 use crate::view::RowsView;

@@ -131,8 +131,7 @@ impl Device {
     /// - [`Error::Cuda`], with the JIT log, when the driver cannot compile or load the PTX.
     /// - [`Error::BlockThreads`] when it needs too many registers for the kernel's blocks.
     pub fn load(&self, kernels: &[&'static Kernel]) -> Result<()> {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        self.0.kernels.load(self, kernels, threads)
+        self.0.kernels.load(self, kernels)
     }
 
     /// What the driver's compiler made of a kernel.

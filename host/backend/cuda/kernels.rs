@@ -9,7 +9,6 @@ use cake_rmsnorm_kernels::contract::Kernel;
 use cust::sys;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// What the driver's compiler made of a kernel.
@@ -79,35 +78,12 @@ impl Kernels {
         self.slots.get(bytes / size_of::<Kernel>())
     }
 
-    /// Loads what is not loaded yet, on up to `threads` host threads: the driver's compiler takes
-    /// 50 to 150 ms a kernel.
-    pub fn load(&self, device: &Device, kernels: &[&'static Kernel], threads: usize) -> Result<()> {
+    /// Loads what is not loaded yet, one after the other: the driver's compiler, which takes 50 to
+    /// 150 ms a kernel, does not run on several threads at once.
+    pub fn load(&self, device: &Device, kernels: &[&'static Kernel]) -> Result<()> {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_missing = |kernel: &&'static Kernel| self.loaded(kernel).is_err();
-        let missing: Vec<_> = kernels.iter().copied().filter(is_missing).collect();
-        let threads = threads.min(missing.len());
-        if threads > 1 {
-            let next = AtomicUsize::new(0);
-            let work = || {
-                device.with_context(|| {
-                    while let Some(kernel) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        self.load_one(device, kernel)?;
-                    }
-                    Ok(())
-                })
-            };
-            std::thread::scope(|scope| {
-                let worker = || std::thread::Builder::new().spawn_scoped(scope, work);
-                let workers: Vec<_> = (0..threads).filter_map(|_| worker().ok()).collect();
-                for worker in workers {
-                    // Threads that could not start, and drivers that cannot start their compiler
-                    // on several threads at once, leave kernels for the loop below.
-                    let _ = worker.join();
-                }
-            });
-        }
         device.with_context(|| {
-            let mut missing = missing.into_iter().filter(is_missing);
+            let mut missing = kernels.iter().filter(|kernel| self.loaded(kernel).is_err());
             missing.try_for_each(|kernel| self.load_one(device, kernel))
         })
     }

@@ -6,7 +6,7 @@ use crate::cli::error::{CliError, Result};
 use crate::cli::output::Output;
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::cuda::{Cuda, Device};
-use cake_rmsnorm::plan;
+use cake_rmsnorm::plan::{self, Views};
 use cake_rmsnorm::{Dtype, RmsNorm};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -71,14 +71,14 @@ pub fn construct(out: &mut Output) -> Result<()> {
         let op = RmsNorm::new(hidden, weight, 1e-6)?;
         let cuda = Cuda::new(Device::open(0)?);
         let start = Instant::now();
-        cuda.prepare(&op, residual)?;
+        cuda.prepare(&op, residual, Views::Ordinary)?;
         let ms = milliseconds(start);
         let start = Instant::now();
-        cuda.prepare(&op, residual)?;
+        cuda.prepare(&op, residual, Views::Ordinary)?;
         let again_us = milliseconds(start) * 1e3;
 
         let one_by_one = Device::open(0)?;
-        let kernels = plan::kernels(&op, residual, one_by_one.properties())?;
+        let kernels = plan::kernels(&op, residual, Views::Ordinary, one_by_one.properties())?;
         let kernels = kernels.into_iter().map(|kernel| {
             let start = Instant::now();
             one_by_one.load(&[kernel])?;

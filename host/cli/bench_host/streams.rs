@@ -9,6 +9,7 @@ use crate::cli::error::Result;
 use crate::cli::output::Output;
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::cuda::{Cuda, Graph};
+use cake_rmsnorm::plan::Views;
 use cake_rmsnorm::{Dtype, Error, RmsNorm};
 use serde::Serialize;
 use std::time::Instant;
@@ -98,7 +99,7 @@ pub fn refused_captures(device: &CudaDevice, report: &mut Report, out: &mut Outp
     report.target(out, "graphs", ok, text, ())?;
 
     execution.poison(POISON)?;
-    fresh.cuda().prepare(&op, false)?;
+    fresh.cuda().prepare(&op, false, Views::Ordinary)?;
     // SAFETY: the buffers live, and nobody uses them until the work has completed.
     unsafe { step.enqueue(&op, fresh.cuda())? };
     fresh.synchronize()?;

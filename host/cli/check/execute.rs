@@ -5,6 +5,7 @@ use crate::cli::error::{CliError, Result};
 use bytemuck::Pod;
 use cake_rmsnorm::golden::{Backward, Forward};
 use cake_rmsnorm::inputs::Inputs;
+use cake_rmsnorm::plan::Views;
 use cake_rmsnorm::{BackwardArgs, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
 use half::bf16;
 
@@ -30,7 +31,7 @@ impl<'a> Execution<'a> {
     /// Prepares the operator, copies the inputs to the device and allocates the outputs.
     pub fn new(device: &'a dyn Device, op: RmsNorm, inputs: &Inputs) -> Result<Self> {
         for residual in [inputs.residual.is_some(), inputs.dh.is_some()] {
-            device.backend().prepare(&op, residual)?;
+            device.backend().prepare(&op, residual, Views::Any)?;
         }
         let rows = inputs.rows as u64;
         let properties = device.backend().properties();
