@@ -179,6 +179,7 @@ fn options_change_no_bits() {
 fn draws_reach_what_they_should() {
     let sim = Sim::new().with_sm_count(1);
     let mut kernels = std::collections::BTreeSet::new();
+    let mut setups = vec![];
     for (hidden, tokens, heads) in SHAPES {
         let mut rng = ChaCha8Rng::seed_from_u64(hidden * 1000 + tokens);
         let draws = if hidden * tokens * heads > 1 << 20 {
@@ -189,8 +190,19 @@ fn draws_reach_what_they_should() {
         for _ in 0..draws {
             let setup = setup(hidden, tokens, heads, Dtype::Bf16, &mut rng);
             kernels.extend(setup.kernels(sim.properties()));
+            setups.push(setup);
         }
     }
+    let drawn = |what: &dyn Fn(&Setup) -> bool| setups.iter().filter(|setup| what(setup)).count();
+    for kind in Dw::ALL {
+        assert!(drawn(&|setup| setup.dw == kind && setup.dx) > 3, "{kind:?}");
+    }
+    for place in [InPlace::First, InPlace::Second, InPlace::Residual] {
+        let both = |setup: &Setup| setup.in_place == place && setup.dx && setup.dw != Dw::None;
+        assert!(drawn(&both) > 3, "{place:?}");
+    }
+    assert!(drawn(&|setup| !setup.dx) > 3 && drawn(&|setup| !setup.rstd) > 3);
+    assert!(drawn(&|setup| setup.offset != 0.0) > 3 && drawn(&|setup| setup.weight.is_none()) > 3);
     for program in [
         "forward_warp_",
         "forward_block_",

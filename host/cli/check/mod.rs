@@ -38,6 +38,14 @@ pub struct Args {
     /// The weight's element type [default: f32, or as in the file].
     #[arg(long, value_enum)]
     weight: Option<WeightArg>,
+    /// What is added to every element of the weight: 1 for zero-centred weights.
+    #[arg(
+        long,
+        value_name = "OFFSET",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    weight_offset: f32,
     /// eps [default: of the file, else 1e-6].
     #[arg(long, allow_negative_numbers = true)]
     eps: Option<f32>,
@@ -71,7 +79,11 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
 
 fn check(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> {
     let source = Source::choose(args)?;
-    let op = RmsNorm::new(source.hidden, source.weight, source.eps)?;
+    let op = RmsNorm::builder(source.hidden)
+        .weight(source.weight)
+        .weight_offset(args.weight_offset)
+        .eps(source.eps)
+        .build()?;
     let elements = source.rows.saturating_mul(source.hidden);
     let (device, fallback) = device::open(args.device, args.sm_count, elements, progress)?;
     // Refuses a shape before memory is allocated for it.
@@ -79,7 +91,7 @@ fn check(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> {
     op.forward_plan(source.rows, source.residual, properties)?;
     op.backward_plan(source.rows, source.residual, properties)?;
 
-    let run = Run::new(&source, &*device, fallback, args.sm_count);
+    let run = Run::new(&source, &*device, fallback, args);
     let ordinary = source.ordinary;
     if !args.json {
         out.line(run.heading())?;

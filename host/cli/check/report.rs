@@ -1,5 +1,6 @@
 //! What a check found, as a table and as JSON.
 
+use super::Args;
 use super::source::Source;
 use super::verify::{Comparison, Repeats, Verdict};
 use crate::cli::device::Device;
@@ -18,6 +19,7 @@ pub struct Run {
     rows: u64,
     hidden: u64,
     weight: &'static str,
+    weight_offset: f32,
     eps: f32,
     residual: bool,
     sm_count: u32,
@@ -33,8 +35,9 @@ impl Run {
         source: &Source,
         device: &dyn Device,
         fallback: Option<String>,
-        sm_count: Option<u32>,
+        args: &Args,
     ) -> Self {
+        let sm_count = args.sm_count;
         let mut notes: Vec<String> = fallback.into_iter().collect();
         if device.kind() == "cpu" && sm_count.is_some() {
             notes.push("--sm-count has no effect on the CPU, which makes no plan".to_owned());
@@ -46,6 +49,7 @@ impl Run {
             rows: source.rows,
             hidden: source.hidden,
             weight: dtype_name(source.weight),
+            weight_offset: args.weight_offset,
             eps: source.eps,
             residual: source.residual,
             sm_count: device.backend().properties().sm_count,
@@ -62,10 +66,14 @@ impl Run {
         }
         text += &format!("inputs  {}\n", self.inputs);
         text += &format!(
-            "shape   {} rows x {}, weight {}, eps {:e}{}\n",
+            "shape   {} rows x {}, weight {}{}, eps {:e}{}\n",
             thousands(self.rows),
             thousands(self.hidden),
             self.dtype,
+            match self.weight_offset {
+                0.0 => String::new(),
+                offset => format!(" + {offset}"),
+            },
             self.eps,
             if self.residual { ", residual form" } else { "" },
         );

@@ -13,6 +13,7 @@ fn failures(spoil: impl FnOnce(&mut Forward, &mut Backward)) -> Vec<String> {
         rows: Some(5),
         hidden: Some(64),
         weight: None,
+        weight_offset: 0.0,
         eps: None,
         seed: None,
         residual: true,
@@ -24,7 +25,7 @@ fn failures(spoil: impl FnOnce(&mut Forward, &mut Backward)) -> Vec<String> {
     let source = Source::choose(&args).expect("a shape");
     let op = RmsNorm::new(64, source.weight, source.eps).expect("a shape");
     let (device, _) = device::open(args.device, None, 320, &progress).expect("the CPU");
-    let run = Run::new(&source, &*device, None, None);
+    let run = Run::new(&source, &*device, None, &args);
     let inputs = source.inputs().expect("little memory");
     let w = inputs.w.as_golden();
     let mut forward = golden::forward_slices(&op, &inputs.x, inputs.residual.as_deref(), w)

@@ -100,7 +100,9 @@ impl Results<'_> {
     /// h, y, rstd, dx and dw against FP64.
     fn accuracy(&self, progress: &Progress) -> Result<[Report; 5]> {
         let hidden = self.inputs.hidden;
-        let w = from_f32(&self.inputs.w.to_f32());
+        let mut w = from_f32(&self.inputs.w.to_f32());
+        let offset = f64::from(self.op.weight_offset());
+        w.iter_mut().for_each(|w| *w += offset);
         let mut matrices = Matrices {
             h: Accuracy::new(Output::H),
             y: Accuracy::new(Output::Y),
