@@ -17,6 +17,8 @@ pub struct Case {
     pub stride: u64,
     /// Whether every second row lies in the second half of a matrix: two rows a group.
     pub grouped: bool,
+    /// Whether dx is written over dy.
+    pub in_place: bool,
     x: Vec<u16>,
     dy: Vec<u16>,
     extra: Vec<u16>,
@@ -96,6 +98,7 @@ impl Case {
             residual,
             stride,
             grouped: false,
+            in_place: false,
             x,
             dy,
             extra,
@@ -109,6 +112,15 @@ impl Case {
         assert!(self.rows.is_multiple_of(2));
         Self {
             grouped: true,
+            ..self
+        }
+    }
+
+    /// The same with dx written over dy.
+    #[allow(dead_code)] // not every test does
+    pub fn in_place(self) -> Self {
+        Self {
+            in_place: true,
             ..self
         }
     }
@@ -142,7 +154,11 @@ impl Case {
         let w = input("w", &self.w);
         let h = output("h", matrix_bytes);
         let y = output("y", matrix_bytes);
-        let dx = output("dx", matrix_bytes);
+        let dx = if self.in_place {
+            input("dy, then dx", bytemuck::cast_slice(&self.dy))
+        } else {
+            output("dx", matrix_bytes)
+        };
         let rstd = output("rstd", 4 * self.rows as usize);
         let dw = output("dw", 4 * self.op.hidden() as usize);
 
@@ -178,7 +194,7 @@ impl Case {
         let bytes = bytes.expect("a plan");
         let workspace = output("workspace", bytes as usize);
         let backward = BackwardArgs {
-            dy: view(&*dy),
+            dy: view(if self.in_place { &*dx } else { &*dy }),
             x: if self.residual { view(&*h) } else { view(&*x) },
             dh: self.residual.then(|| view(&*extra)),
             w: Some(weight),
