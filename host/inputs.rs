@@ -171,6 +171,18 @@ impl Spec {
         })
     }
 
+    /// Makes gates for the gated form: z, of `rows` x `hidden`, bell-shaped with an RMS from 1/2 to
+    /// 8 a row.
+    ///
+    /// # Errors
+    /// - Memory for the tensor cannot be had.
+    pub fn generate_gate(&self) -> Result<Vec<bf16>, TryReserveError> {
+        self.matrix(Tensor::Gate, |rng, row| {
+            let scale = power_of_two(rng, -1, 2);
+            bell_row(rng, row, scale);
+        })
+    }
+
     /// A matrix whose rows `fill` writes, each from its own stream.
     fn matrix(
         &self,
@@ -228,6 +240,7 @@ enum Tensor {
     W = 4,
     Channels = 5,
     Differences = 6,
+    Gate = 7,
 }
 
 fn stream(base: &ChaCha8Rng, tensor: Tensor, row: usize) -> ChaCha8Rng {

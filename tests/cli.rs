@@ -6,6 +6,8 @@ mod accuracy;
 mod bench;
 #[path = "cli/files.rs"]
 mod files;
+#[path = "cli/gated.rs"]
+mod gated;
 #[path = "cli/host.rs"]
 mod host;
 #[path = "cli/plans.rs"]

@@ -12,13 +12,19 @@ use std::ffi::{c_char, c_int, c_longlong, c_void};
 
 /// Return codes.
 #[repr(i32)]
-enum Status {
+pub(crate) enum Status {
     Ok = 0,
     /// The shape, type or device is not supported, or an argument was refused.
     Refused = 1,
     /// The driver reported an error.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Driver = 2,
+}
+
+impl Status {
+    pub(crate) fn of(result: &Result<(), Error>) -> c_int {
+        status(result) as c_int
+    }
 }
 
 /// Version of this interface.
@@ -150,7 +156,7 @@ fn status(result: &Result<(), Error>) -> Status {
 }
 
 /// A count that the interface passes as a signed number; negative ones are refused as too large.
-fn count(value: c_longlong) -> u64 {
+pub(crate) fn count(value: c_longlong) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
 }
 
@@ -158,7 +164,7 @@ fn operator(hidden: c_longlong, wdtype: c_int, eps: f32) -> Result<RmsNorm, Erro
     RmsNorm::new(count(hidden), dtype(wdtype), eps)
 }
 
-fn dtype(wdtype: c_int) -> Dtype {
+pub(crate) fn dtype(wdtype: c_int) -> Dtype {
     if wdtype == 0 { Dtype::F32 } else { Dtype::Bf16 }
 }
 
@@ -176,10 +182,11 @@ fn weight(pointer: *const c_void, hidden: c_longlong, wdtype: c_int) -> VectorVi
 
 /// The GPU, opened at the first call.
 #[cfg(feature = "cuda")]
-mod device {
+pub(crate) mod device {
     use super::{BackwardArgs, Error, ForwardArgs, RmsNorm, c_void};
     use cake_rmsnorm::backend::Backend;
     use cake_rmsnorm::backend::cuda::{Cuda, Device};
+    use cake_rmsnorm::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
     use cake_rmsnorm::plan::{DeviceProperties, Views};
     use std::sync::OnceLock;
 
@@ -223,6 +230,56 @@ mod device {
         })
     }
 
+    /// # Safety
+    /// - As [`super::rmsnorm_bench_fwd`].
+    pub unsafe fn gated_forward(
+        op: &GatedRmsNorm,
+        args: &GatedForwardArgs,
+        stream: *mut c_void,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's obligations.
+        let cuda = unsafe { Cuda::with_stream(device()?.clone(), stream.cast()) };
+        retried(
+            || cuda.prepare_gated(op),
+            || {
+                // SAFETY: the caller's obligations.
+                unsafe { cuda.gated_forward(op, args) }
+            },
+        )
+    }
+
+    /// # Safety
+    /// - As [`super::rmsnorm_bench_bwd`].
+    pub unsafe fn gated_backward(
+        op: &GatedRmsNorm,
+        args: &GatedBackwardArgs,
+        stream: *mut c_void,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's obligations.
+        let cuda = unsafe { Cuda::with_stream(device()?.clone(), stream.cast()) };
+        retried(
+            || cuda.prepare_gated(op),
+            || {
+                // SAFETY: the caller's obligations.
+                unsafe { cuda.gated_backward(op, args) }
+            },
+        )
+    }
+
+    /// As [`prepared`], for an operator that `prepare` prepares.
+    fn retried(
+        prepare: impl Fn() -> Result<(), Error>,
+        call: impl Fn() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        match call() {
+            Err(Error::NotPrepared { .. }) => {
+                prepare()?;
+                call()
+            }
+            result => result,
+        }
+    }
+
     /// Makes a call. The interface has no construction, so an operator's first call finds its
     /// kernels missing, loads them and is made again.
     fn prepared(
@@ -231,20 +288,15 @@ mod device {
         residual: bool,
         call: impl Fn() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        match call() {
-            Err(Error::NotPrepared { .. }) => {
-                cuda.prepare(op, residual, Views::Ordinary)?;
-                call()
-            }
-            result => result,
-        }
+        retried(|| cuda.prepare(op, residual, Views::Ordinary), call)
     }
 }
 
 /// No GPU in this build.
 #[cfg(not(feature = "cuda"))]
-mod device {
+pub(crate) mod device {
     use super::{BackwardArgs, Error, ForwardArgs, RmsNorm, c_void};
+    use cake_rmsnorm::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
     use cake_rmsnorm::plan::DeviceProperties;
 
     const NONE: Error = Error::UnsupportedDevice { major: 0, minor: 0 };
@@ -262,6 +314,26 @@ mod device {
     /// # Safety
     /// - None.
     pub unsafe fn backward(_: &RmsNorm, _: &BackwardArgs, _: *mut c_void) -> Result<(), Error> {
+        Err(NONE)
+    }
+
+    /// # Safety
+    /// - None.
+    pub unsafe fn gated_forward(
+        _: &GatedRmsNorm,
+        _: &GatedForwardArgs,
+        _: *mut c_void,
+    ) -> Result<(), Error> {
+        Err(NONE)
+    }
+
+    /// # Safety
+    /// - None.
+    pub unsafe fn gated_backward(
+        _: &GatedRmsNorm,
+        _: &GatedBackwardArgs,
+        _: *mut c_void,
+    ) -> Result<(), Error> {
         Err(NONE)
     }
 }

@@ -4,3 +4,4 @@
 //! device pointers to packed row-major tensors, a `cudaStream_t`, and a return code.
 
 mod bench;
+mod gated;

@@ -216,17 +216,18 @@ impl<'a> Execution<'a> {
 }
 
 /// Memory that kernels write, with a guard behind it that they must not write.
-struct Written {
-    name: &'static str,
-    buffer: Box<dyn Buffer>,
+pub(super) struct Written {
+    pub(super) name: &'static str,
+    pub(super) buffer: Box<dyn Buffer>,
     bytes: usize,
     guard: usize,
     poison: u8,
-    overrun: bool,
+    /// Whether the guard was written.
+    pub(super) overrun: bool,
 }
 
 impl Written {
-    fn new(device: &dyn Device, name: &'static str, bytes: usize) -> Result<Self> {
+    pub(super) fn new(device: &dyn Device, name: &'static str, bytes: usize) -> Result<Self> {
         let guard = device.guard_bytes();
         let buffer = device.alloc(name, bytes + guard)?;
         Ok(Written {
@@ -239,13 +240,13 @@ impl Written {
         })
     }
 
-    fn poison(&mut self, poison: u8) -> Result<()> {
+    pub(super) fn poison(&mut self, poison: u8) -> Result<()> {
         self.poison = poison;
         self.buffer.poison(poison)
     }
 
     /// The contents; looks at the guard too. Both are whole elements.
-    fn download<T: Pod>(&mut self) -> Result<Vec<T>> {
+    pub(super) fn download<T: Pod>(&mut self) -> Result<Vec<T>> {
         let total = self.bytes + self.guard;
         let none = |_| CliError::Memory {
             purpose: self.name,
@@ -264,7 +265,7 @@ impl Written {
     }
 
     /// Looks at the guard alone.
-    fn look_behind(&mut self) -> Result<()> {
+    pub(super) fn look_behind(&mut self) -> Result<()> {
         if self.guard > 0 {
             self.download::<u8>().map(drop)
         } else {

@@ -2,6 +2,7 @@
 //! golden implementation.
 
 pub mod execute;
+mod gated;
 mod report;
 mod source;
 mod verify;
@@ -55,6 +56,15 @@ pub struct Args {
     /// The residual form: h = x + residual is normalised, dh is added to dx.
     #[arg(long)]
     residual: bool,
+    /// The gated form: --rows counts tokens, and --hidden is 128 where it is not given.
+    #[arg(long, value_enum, conflicts_with_all = ["input", "residual", "output"])]
+    gate: Option<gated::GateArg>,
+    /// Heads of a token, in the gated form.
+    #[arg(long, default_value = "1", requires = "gate")]
+    heads: u64,
+    /// Groups that a row is cut into, in the gated form.
+    #[arg(long, default_value = "1", requires = "gate")]
+    groups: u64,
     /// Plan for this many multiprocessors. Changes no bit of any output.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     sm_count: Option<u32>,
@@ -78,6 +88,9 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
 }
 
 fn check(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> {
+    if let Some(gate) = args.gate {
+        return gated::run(args, gate, out, progress);
+    }
     let source = Source::choose(args)?;
     let op = RmsNorm::builder(source.hidden)
         .weight(source.weight)
