@@ -6,5 +6,6 @@ mod case;
 #[allow(dead_code)]
 mod common;
 mod kernels;
+mod mutations;
 mod plan;
 mod refusals;
