@@ -7,6 +7,7 @@
 
 pub mod pool;
 
+use crate::element::Element;
 use crate::golden;
 use crate::view::Dtype;
 use half::{bf16, f16};
@@ -15,23 +16,40 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rayon::prelude::*;
 use std::collections::TryReserveError;
 
-/// The inputs of a forward and a backward. Matrices are packed BF16, `rows` x `hidden`.
+/// The inputs of a forward and a backward. Matrices are packed, `rows` x `hidden`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Inputs {
+pub struct Inputs<E = bf16> {
     /// T.
     pub rows: usize,
     /// H.
     pub hidden: usize,
     /// Input of the forward.
-    pub x: Vec<bf16>,
+    pub x: Vec<E>,
     /// What is added to x first, in the residual form.
-    pub residual: Option<Vec<bf16>>,
+    pub residual: Option<Vec<E>>,
     /// Gradient of y.
-    pub dy: Vec<bf16>,
+    pub dy: Vec<E>,
     /// Gradient of h from elsewhere, added to dx.
-    pub dh: Option<Vec<bf16>>,
+    pub dh: Option<Vec<E>>,
     /// Weight, of `hidden` elements.
     pub w: Weight,
+}
+
+impl<E: Element> Inputs<E> {
+    /// The same inputs with matrices of another type, each element rounded to nearest even.
+    #[must_use]
+    pub fn to_type<F: Element>(&self) -> Inputs<F> {
+        let matrix = |values: &Vec<E>| values.iter().map(|&x| F::from_f32(x.to_f32())).collect();
+        Inputs {
+            rows: self.rows,
+            hidden: self.hidden,
+            x: matrix(&self.x),
+            residual: self.residual.as_ref().map(matrix),
+            dy: matrix(&self.dy),
+            dh: self.dh.as_ref().map(matrix),
+            w: self.w.clone(),
+        }
+    }
 }
 
 /// A weight vector.
@@ -114,6 +132,9 @@ impl Weight {
     }
 }
 
+/// log₂ of the largest factor of outlier channels.
+const LARGEST_OUTLIER: i32 = 14;
+
 /// What inputs to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
@@ -130,7 +151,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Makes the inputs, with all of rayon's threads.
+    /// Makes BF16 inputs, with all of rayon's threads.
     ///
     /// Of 16 rows, about 10 are ordinary (RMS from 2⁻⁴ to 2⁴), 4 hold a few channels up to 2¹⁴
     /// times as large as the rest (always the same channels, as massive activations do), and 2 are
@@ -140,7 +161,16 @@ impl Spec {
     /// # Errors
     /// - Memory for a tensor cannot be had.
     pub fn generate(&self) -> Result<Inputs, TryReserveError> {
-        let outliers = self.outlier_channels();
+        self.generate_as()
+    }
+
+    /// Makes inputs of any type. FP16 and FP32 values are those of which the BF16 ones are rounded,
+    /// but for outliers that FP16 does not reach: of FP16 they are up to 2¹¹ times as large.
+    ///
+    /// # Errors
+    /// - Memory for a tensor cannot be had.
+    pub fn generate_as<E: Element>(&self) -> Result<Inputs<E>, TryReserveError> {
+        let outliers = self.outlier_channels(LARGEST_OUTLIER.min(E::EXPONENTS.1 - 4));
         let x = self.matrix(Tensor::X, |rng, row| {
             let kind = Kind::draw(rng);
             let scale = kind.scale(rng);
@@ -184,16 +214,16 @@ impl Spec {
     }
 
     /// A matrix whose rows `fill` writes, each from its own stream.
-    fn matrix(
+    fn matrix<E: Element>(
         &self,
         tensor: Tensor,
-        fill: impl Fn(&mut ChaCha8Rng, &mut [bf16]) + Sync,
-    ) -> Result<Vec<bf16>, TryReserveError> {
+        fill: impl Fn(&mut ChaCha8Rng, &mut [E]) + Sync,
+    ) -> Result<Vec<E>, TryReserveError> {
         // More than can be addressed fails to be reserved.
         let len = self.rows.saturating_mul(self.hidden);
         let mut values = Vec::new();
         values.try_reserve_exact(len)?;
-        values.resize(len, bf16::ZERO);
+        values.resize(len, E::zeroed());
         if len > 0 {
             let base = ChaCha8Rng::seed_from_u64(self.seed);
             let rows = values
@@ -205,8 +235,9 @@ impl Spec {
         Ok(values)
     }
 
-    /// The channels that outlier rows amplify, with their factors.
-    fn outlier_channels(&self) -> Vec<(usize, f32)> {
+    /// The channels that outlier rows amplify, with their factors, which are from 2⁸ to
+    /// 2^`largest`.
+    fn outlier_channels(&self, largest: i32) -> Vec<(usize, f32)> {
         let base = ChaCha8Rng::seed_from_u64(self.seed);
         let mut rng = stream(&base, Tensor::Channels, 0);
         let count = if self.hidden == 0 {
@@ -216,7 +247,7 @@ impl Spec {
         };
         let mut channel = || {
             let channel = (rng.next_u64() % self.hidden as u64) as usize;
-            (channel, power_of_two(&mut rng, 8, 14))
+            (channel, power_of_two(&mut rng, 8, largest))
         };
         (0..count).map(|_| channel()).collect()
     }
@@ -286,30 +317,30 @@ fn power_of_two(rng: &mut ChaCha8Rng, low: i32, high: i32) -> f32 {
 const BELL_UNIT: f32 = 1.732_050_8 / 65_536.0;
 
 /// A bell-shaped value of standard deviation 1: the sum of four 16-bit values, centred.
-fn bell(draw: u64) -> f32 {
+pub(crate) fn bell(draw: u64) -> f32 {
     let parts = [draw, draw >> 16, draw >> 32, draw >> 48];
     let sum: i32 = parts.iter().map(|&part| i32::from(part as u16)).sum();
     (sum - 2 * 65_535) as f32 * BELL_UNIT
 }
 
-fn bell_row(rng: &mut ChaCha8Rng, row: &mut [bf16], scale: f32) {
+fn bell_row<E: Element>(rng: &mut ChaCha8Rng, row: &mut [E], scale: f32) {
     for value in row {
-        *value = bf16::from_f32(bell(rng.next_u64()) * scale);
+        *value = E::from_f32(bell(rng.next_u64()) * scale);
     }
 }
 
 /// Multiplies the outlier channels.
-fn amplify(rng: &mut ChaCha8Rng, row: &mut [bf16], channels: &[(usize, f32)]) {
+fn amplify<E: Element>(rng: &mut ChaCha8Rng, row: &mut [E], channels: &[(usize, f32)]) {
     for &(channel, factor) in channels {
         // Away from zero, so that the channel does stand out.
         let value = bell(rng.next_u64());
-        row[channel] = bf16::from_f32((value + 1f32.copysign(value)) * factor);
+        row[channel] = E::from_f32((value + 1f32.copysign(value)) * factor);
     }
 }
 
 /// A row of heavy-tailed values: a bell divided by the root of a uniform value (a tail of 1 / t²),
 /// up to 256 times as large as the bell's.
-fn heavy_row(rng: &mut ChaCha8Rng, row: &mut [bf16]) {
+fn heavy_row<E: Element>(rng: &mut ChaCha8Rng, row: &mut [E]) {
     let scale = power_of_two(rng, -10, -2);
     for value in row {
         let draw = rng.next_u64();
@@ -319,7 +350,7 @@ fn heavy_row(rng: &mut ChaCha8Rng, row: &mut [bf16]) {
         let parts = [draw >> 16, draw >> 32, draw >> 48];
         let sum: i32 = parts.iter().map(|&part| 2 * i32::from(part as u16)).sum();
         let bell = (sum - 3 * 65_535) as f32 / 65_536.0;
-        *value = bf16::from_f32(bell / uniform.sqrt() * scale);
+        *value = E::from_f32(bell / uniform.sqrt() * scale);
     }
 }
 

@@ -5,9 +5,10 @@
 //! - [`plan`] decides which kernels run; it touches no device.
 //! - [`backend`] runs them: `cpu` (the golden implementation), `cuda` (feature `cuda`).
 //! - [`golden`] is the bit-exact CPU implementation, [`mod@reference`] the FP64 formulas,
-//!   [`compare`] the distance of outputs from them.
+//!   [`compare`] the distance of outputs from them, [`cases`] drawn calls that hold backends to both.
 
 pub mod backend;
+pub mod cases;
 pub mod compare;
 mod element;
 pub mod error;

@@ -8,21 +8,29 @@
 //!
 //! w is what the rows are multiplied by: with its offset, or ones where there is no weight.
 //!
-//! It shares no code with the kernels and the golden implementation. Sums are compensated: of
-//! BF16 inputs and FP32 rstd the terms of dw and of Σx² are exact in FP64, so results are good to
-//! about 2⁻⁵⁰ of the largest term, however much they cancel. Matrices are packed rows of `hidden` elements;
+//! It shares no arithmetic with the kernels and the golden implementation. Sums are compensated: of
+//! BF16 and FP16 inputs and FP32 rstd the terms of dw and of Σx² are exact in FP64, so results are
+//! good to about 2⁻⁵⁰ of the largest term, however much they cancel; of FP32 inputs the terms of dw
+//! are rounded twice, to 2⁻⁵² of each. Matrices are packed rows of `hidden` elements;
 //! functions take any number of rows, so a large T can be worked on in blocks.
 
 pub mod gated;
 
+use crate::element::Element;
 use crate::error::{Argument, Error, Result};
 use half::bf16;
 use rayon::prelude::*;
 
+/// Elements as FP64; exact.
+#[must_use]
+pub fn from_elements<E: Element>(values: &[E]) -> Vec<f64> {
+    values.iter().map(|value| value.to_f64()).collect()
+}
+
 /// BF16 values as FP64; exact.
 #[must_use]
 pub fn from_bf16(values: &[bf16]) -> Vec<f64> {
-    values.iter().map(|value| value.to_f64()).collect()
+    from_elements(values)
 }
 
 /// FP32 values as FP64; exact.
@@ -63,6 +71,26 @@ pub fn forward(x: &[f64], w: &[f64], hidden: usize, eps: f64) -> Result<Forward>
             }
         });
     Ok(result)
+}
+
+/// y of the rows `x` [T, H] with the weight `w` \[H\] and `rstd` \[T\].
+///
+/// # Errors
+/// - As [`forward`]; [`Error::Length`] also when `rstd` has not an element a row.
+pub fn normalised(x: &[f64], w: &[f64], rstd: &[f64], hidden: usize) -> Result<Vec<f64>> {
+    let rows = whole_rows(Argument::X, x.len(), hidden)?;
+    check_length(Argument::W, w.len(), hidden)?;
+    check_length(Argument::Rstd, rstd.len(), rows)?;
+    let mut y = vec![0.0; x.len()];
+    let outputs = y.par_chunks_mut(hidden).zip(rstd);
+    outputs
+        .zip(x.par_chunks(hidden))
+        .for_each(|((y, rstd), x)| {
+            for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+                *y = x * rstd * w;
+            }
+        });
+    Ok(y)
 }
 
 /// Gradient of x, and the size of what it is the sum of.
@@ -342,6 +370,24 @@ mod tests {
             let (dw, slope) = (result.weight.dw[j], slope(&moved));
             assert!((dw - slope).abs() < 1e-8, "dw[{j}] = {dw}, slope {slope}");
         }
+    }
+
+    #[test]
+    fn normalised_is_the_forwards_y() {
+        let exact = forward(&X, &W, 4, 0.0).unwrap();
+        assert_eq!(normalised(&X, &W, &exact.rstd, 4).unwrap(), exact.y);
+        let length = |argument, found, expected| {
+            Err(Error::Length {
+                argument,
+                found,
+                expected,
+            })
+        };
+        assert_eq!(normalised(&X, &W, &[], 4), length(Argument::Rstd, 0, 1));
+        assert_eq!(
+            normalised(&X, &W[1..], &[1.0], 4),
+            length(Argument::W, 3, 4)
+        );
     }
 
     #[test]

@@ -45,28 +45,30 @@ enum Command {
     Doctor,
 }
 
-/// The weight's element type.
+/// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum WeightArg {
+enum DtypeArg {
     Bf16,
+    F16,
     F32,
 }
 
-impl From<WeightArg> for Dtype {
-    fn from(weight: WeightArg) -> Dtype {
-        match weight {
-            WeightArg::Bf16 => Dtype::Bf16,
-            WeightArg::F32 => Dtype::F32,
+impl From<DtypeArg> for Dtype {
+    fn from(dtype: DtypeArg) -> Dtype {
+        match dtype {
+            DtypeArg::Bf16 => Dtype::Bf16,
+            DtypeArg::F16 => Dtype::F16,
+            DtypeArg::F32 => Dtype::F32,
         }
     }
 }
 
-/// How [`Dtype`] is written on the command line and in JSON.
 /// The weight's type of an operator that was given one.
 fn weight_type(op: &RmsNorm) -> Dtype {
     op.weight().unwrap_or(Dtype::F32)
 }
 
+/// How [`Dtype`] is written on the command line and in JSON.
 fn dtype_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::Bf16 => "bf16",

@@ -113,7 +113,7 @@ impl Operands {
     }
 
     fn matrix(&self, buffer: &dyn Buffer, rows: u64) -> RowsView {
-        RowsView::packed(buffer.address(), rows, self.op.hidden())
+        RowsView::packed(buffer.address(), rows, self.op.hidden()).with_dtype(self.op.input())
     }
 
     fn weight(&self) -> Option<VectorView> {

@@ -2,9 +2,11 @@
 
 use super::error::{CliError, Result};
 use super::output::{Output, columns, thousands};
-use super::{WeightArg, dtype_name, weight_type};
+use super::{DtypeArg, dtype_name, weight_type};
 use cake_rmsnorm::RmsNorm;
-use cake_rmsnorm::plan::{BackwardPlan, DeviceProperties, ForwardPlan, Launch};
+use cake_rmsnorm::plan::{
+    self, Alignment, BackwardForm, BackwardPlan, DeviceProperties, ForwardForm, ForwardPlan, Launch,
+};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -17,9 +19,15 @@ pub struct Args {
     /// Rows (T). Without it: powers of two, and where the choice of kernels changes.
     #[arg(long)]
     rows: Option<u64>,
+    /// Element type of the matrices.
+    #[arg(long, value_enum, default_value = "bf16")]
+    dtype: DtypeArg,
     /// The weight's element type.
     #[arg(long, value_enum, default_value = "f32")]
-    weight: WeightArg,
+    weight: DtypeArg,
+    /// How rows and weight lie.
+    #[arg(long, value_enum, default_value = "vector")]
+    alignment: AlignmentArg,
     /// The residual form.
     #[arg(long)]
     residual: bool,
@@ -31,14 +39,29 @@ pub struct Args {
     json: bool,
 }
 
+/// How rows and weight lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum AlignmentArg {
+    /// All start at multiples of 16 bytes.
+    Vector,
+    /// Some do not.
+    Element,
+}
+
 /// Prints the plans.
 pub fn run(args: &Args, out: &mut Output) -> Result<()> {
     let properties = DeviceProperties::H200;
     let properties = properties.with_sm_count(args.sm_count.unwrap_or(properties.sm_count));
     // eps takes no part in a plan.
-    let op = RmsNorm::new(args.hidden, args.weight.into(), 1e-6)?;
+    let builder = RmsNorm::builder(args.hidden).input(args.dtype.into());
+    let op = builder.weight(args.weight.into()).build()?;
+    let alignment = match args.alignment {
+        AlignmentArg::Vector => Alignment::Vector,
+        AlignmentArg::Element => Alignment::Element,
+    };
     let planner = Planner {
         op,
+        alignment,
         residual: args.residual,
         properties,
     };
@@ -62,6 +85,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<()> {
 
 struct Planner {
     op: RmsNorm,
+    alignment: Alignment,
     residual: bool,
     properties: DeviceProperties,
 }
@@ -79,12 +103,20 @@ const LAST_LISTED: u64 = 1 << 20;
 
 impl Planner {
     fn route(&self, rows: u64) -> Result<Route> {
-        let forward = self
-            .op
-            .forward_plan(rows, self.residual, &self.properties)?;
-        let backward = self
-            .op
-            .backward_plan(rows, self.residual, &self.properties)?;
+        let (op, device) = (&self.op, &self.properties);
+        let (residual, alignment) = (self.residual, self.alignment);
+        let form = ForwardForm {
+            residual,
+            alignment,
+            ..ForwardForm::default()
+        };
+        let forward = plan::forward(op, rows, form, device)?;
+        let form = BackwardForm {
+            residual,
+            alignment,
+            ..BackwardForm::default()
+        };
+        let backward = plan::backward(op, rows, form, device)?;
         Ok(Route {
             rows,
             forward,
@@ -110,9 +142,14 @@ impl Planner {
 
     fn heading(&self, args: &Args) -> String {
         format!(
-            "hidden {}, weight {}{}, {} multiprocessors of compute capability {}.{}",
+            "hidden {} {}, weight {}{}{}, {} multiprocessors of compute capability {}.{}",
             args.hidden,
+            self.op.input(),
             weight_type(&self.op),
+            match self.alignment {
+                Alignment::Vector => "",
+                Alignment::Element => ", rows at any address",
+            },
             if self.residual { ", residual form" } else { "" },
             self.properties.sm_count,
             self.properties.compute_capability.0,
@@ -123,6 +160,7 @@ impl Planner {
     fn json(&self, args: &Args, routes: &[Route]) -> Result<String> {
         let document = Document {
             hidden: args.hidden,
+            input: dtype_name(self.op.input()),
             weight: dtype_name(weight_type(&self.op)),
             residual: self.residual,
             sm_count: self.properties.sm_count,
@@ -248,6 +286,7 @@ fn table(routes: &[Route], out: &mut Output) -> Result<()> {
 #[derive(Serialize)]
 struct Document {
     hidden: u64,
+    input: &'static str,
     weight: &'static str,
     residual: bool,
     sm_count: u32,

@@ -3,6 +3,7 @@
 use super::error::{CliError, Result};
 use cake_rmsnorm::golden::{Backward, Forward};
 use cake_rmsnorm::inputs::{Inputs, Weight};
+use cake_rmsnorm::{Dtype, Element};
 use half::bf16;
 use safetensors::tensor::{Dtype as StoredDtype, SafeTensors, TensorView};
 use std::collections::HashMap;
@@ -124,7 +125,8 @@ impl<'a> Reader<'a> {
         match view.dtype() {
             StoredDtype::F32 => Ok(Weight::F32(values(view.data()))),
             StoredDtype::BF16 => Ok(Weight::Bf16(values(view.data()))),
-            other => Err(self.refuse("w", other.to_string(), "F32 or BF16".to_owned())),
+            StoredDtype::F16 => Ok(Weight::F16(values(view.data()))),
+            other => Err(self.refuse("w", other.to_string(), "F32, BF16 or F16".to_owned())),
         }
     }
 
@@ -160,11 +162,11 @@ fn shape(shape: &[usize]) -> String {
 
 /// Writes y, rstd, dx, dw, and h where there is one, to a safetensors file, with `eps` and
 /// `device` as metadata.
-pub fn write(
+pub fn write<E: Element>(
     path: &Path,
     rows: usize,
-    forward: &Forward,
-    backward: &Backward,
+    forward: &Forward<E>,
+    backward: &Backward<E>,
     eps: f32,
     device: &str,
 ) -> Result<()> {
@@ -173,14 +175,19 @@ pub fn write(
     }
     let hidden = backward.dw.len();
     let matrix = vec![rows, hidden];
+    let stored = match E::DTYPE {
+        Dtype::Bf16 => StoredDtype::BF16,
+        Dtype::F16 => StoredDtype::F16,
+        Dtype::F32 => StoredDtype::F32,
+    };
     let mut tensors = vec![
-        ("y", StoredDtype::BF16, matrix.clone(), bytes(&forward.y)),
+        ("y", stored, matrix.clone(), bytes(&forward.y)),
         ("rstd", StoredDtype::F32, vec![rows], bytes(&forward.rstd)),
-        ("dx", StoredDtype::BF16, matrix.clone(), bytes(&backward.dx)),
+        ("dx", stored, matrix.clone(), bytes(&backward.dx)),
         ("dw", StoredDtype::F32, vec![hidden], bytes(&backward.dw)),
     ];
     if let Some(h) = &forward.h {
-        tensors.push(("h", StoredDtype::BF16, matrix, bytes(h)));
+        tensors.push(("h", stored, matrix, bytes(h)));
     }
     let views = tensors.into_iter().map(|(name, dtype, shape, data)| {
         TensorView::new(dtype, shape, data).map(|view| (name, view))

@@ -66,7 +66,7 @@ impl Pool {
             residual: false,
             seed,
         };
-        let outliers = spec.outlier_channels();
+        let outliers = spec.outlier_channels(super::LARGEST_OUTLIER);
         let bell = |rng: &mut ChaCha8Rng, row: &mut [bf16]| bell_row(rng, row, 1.0);
         let (mut x, mut dy) = match terms {
             Terms::Normal | Terms::Cancelling | Terms::Constant => (

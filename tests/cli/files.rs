@@ -227,7 +227,7 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
         (
             2,
             ("w", Dtype::F64, vec![16], vec![0; 128]),
-            "tensor w is F64, accepted is F32 or BF16",
+            "tensor w is F64, accepted is F32, BF16 or F16",
         ),
         (
             2,

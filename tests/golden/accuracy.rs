@@ -1,6 +1,7 @@
 //! Every element against FP64, within the bounds of the numerics contract.
 
 use crate::data::{Kind, operator, rows, weight};
+use cake_rmsnorm::Dtype;
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::cpu::Cpu;
 use cake_rmsnorm::compare::{Accuracy, Output, Report};
@@ -80,7 +81,7 @@ impl Case<'_> {
         exact
             .terms
             .iter_mut()
-            .for_each(|terms| *terms += lost / Output::Dw.bound().of_terms);
+            .for_each(|terms| *terms += lost / Output::Dw.bound(Dtype::F32).of_terms);
         let mut dw = Accuracy::new(Output::Dw);
         dw.add(&backward.dw, &exact.dw, Some(&exact.terms))
             .expect("lengths");

@@ -6,7 +6,7 @@ use super::device::{self, DeviceArg};
 use super::error::{CliError, Result};
 use super::output::{Output, thousands};
 use super::progress::Progress;
-use super::{WeightArg, dtype_name};
+use super::{DtypeArg, dtype_name};
 use cake_rmsnorm::inputs::pool::Terms;
 use cake_rmsnorm::{MAX_ROWS, RmsNorm};
 use case::{Case, Outcome};
@@ -37,7 +37,7 @@ pub struct Args {
     hidden: Vec<u64>,
     /// The weight's element type.
     #[arg(long, value_enum, default_value = "f32")]
-    weight: WeightArg,
+    weight: DtypeArg,
     /// Plan for this many multiprocessors. Changes no bit of any output.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     sm_count: Option<u32>,

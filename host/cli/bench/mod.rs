@@ -5,12 +5,13 @@ mod plot;
 mod record;
 mod timer;
 
+use super::DtypeArg;
 use super::device::{Buffer, DeviceArg};
 use super::error::{CliError, Result};
 use super::operands::Operands;
 use super::output::{Output, columns, thousands};
 use super::progress::Progress;
-use super::{WeightArg, weight_type};
+use super::weight_type;
 use cake_rmsnorm::inputs::Spec;
 use cake_rmsnorm::{Dtype, MAX_ROWS, RmsNorm};
 use case::{Case, Op, Repeats, Summary};
@@ -36,7 +37,7 @@ pub struct Args {
     op: Vec<Op>,
     /// The weight's element type.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "f32")]
-    weight: Vec<WeightArg>,
+    weight: Vec<DtypeArg>,
     /// The residual form: h = x + residual is normalised, dh is added to dx.
     #[arg(long)]
     residual: bool,

@@ -6,11 +6,13 @@ use bytemuck::Pod;
 use cake_rmsnorm::golden::{Backward, Forward};
 use cake_rmsnorm::inputs::Inputs;
 use cake_rmsnorm::plan::Views;
-use cake_rmsnorm::{BackwardArgs, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
+use cake_rmsnorm::{BackwardArgs, Element, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
 use half::bf16;
+use std::marker::PhantomData;
 
 /// An operator with its arguments in the memory of a device.
-pub struct Execution<'a> {
+pub struct Execution<'a, E = bf16> {
+    elements: PhantomData<E>,
     device: &'a dyn Device,
     op: RmsNorm,
     rows: u64,
@@ -27,16 +29,15 @@ pub struct Execution<'a> {
     workspace: Written,
 }
 
-impl<'a> Execution<'a> {
+impl<'a, E: Element> Execution<'a, E> {
     /// Prepares the operator, copies the inputs to the device and allocates the outputs.
-    pub fn new(device: &'a dyn Device, op: RmsNorm, inputs: &Inputs) -> Result<Self> {
+    pub fn new(device: &'a dyn Device, op: RmsNorm, inputs: &Inputs<E>) -> Result<Self> {
         for residual in [inputs.residual.is_some(), inputs.dh.is_some()] {
             device.backend().prepare(&op, residual, Views::Any)?;
         }
         let rows = inputs.rows as u64;
         let properties = device.backend().properties();
-        let plan = op.backward_plan(rows, inputs.dh.is_some(), properties)?;
-        let bytes = plan.workspace_bytes;
+        let bytes = op.workspace_bytes(rows, inputs.dh.is_some(), properties)?;
         let workspace = usize::try_from(bytes).map_err(|_| CliError::Memory {
             purpose: "workspace",
             bytes,
@@ -47,16 +48,17 @@ impl<'a> Execution<'a> {
             buffer.write(bytes)?;
             Ok(buffer)
         };
-        let matrix = |name, values: &[bf16]| upload(name, bytemuck::cast_slice(values));
-        let optional = |name, values: &Option<Vec<bf16>>| {
+        let matrix = |name, values: &[E]| upload(name, bytemuck::cast_slice(values));
+        let optional = |name, values: &Option<Vec<E>>| {
             values
                 .as_deref()
                 .map(|values| matrix(name, values))
                 .transpose()
         };
         let written = |name, bytes| Written::new(device, name, bytes);
-        let matrix_bytes = inputs.x.len() * size_of::<bf16>();
+        let matrix_bytes = inputs.x.len() * size_of::<E>();
         Ok(Self {
+            elements: PhantomData,
             device,
             op,
             rows,
@@ -80,7 +82,7 @@ impl<'a> Execution<'a> {
 
     /// Replaces the inputs by others of the same shapes, in the same memory, while nothing runs.
     #[cfg_attr(not(any(feature = "cuda", test)), allow(dead_code))]
-    pub fn replace_inputs(&mut self, inputs: &Inputs) -> Result<()> {
+    pub fn replace_inputs(&mut self, inputs: &Inputs<E>) -> Result<()> {
         self.x.write(bytemuck::cast_slice(&inputs.x))?;
         self.dy.write(bytemuck::cast_slice(&inputs.dy))?;
         self.w.write(inputs.w.as_bytes())?;
@@ -107,7 +109,7 @@ impl<'a> Execution<'a> {
     }
 
     /// Runs the forward over outputs that hold `poison` in every byte.
-    pub fn forward(&mut self, poison: u8) -> Result<Forward> {
+    pub fn forward(&mut self, poison: u8) -> Result<Forward<E>> {
         let outputs = [Some(&mut self.y), Some(&mut self.rstd), self.h.as_mut()];
         for output in outputs.into_iter().flatten() {
             output.poison(poison)?;
@@ -122,7 +124,7 @@ impl<'a> Execution<'a> {
 
     /// Runs the backward after [`Execution::forward`], over outputs and a workspace that hold
     /// `poison` in every byte.
-    pub fn backward(&mut self, poison: u8) -> Result<Backward> {
+    pub fn backward(&mut self, poison: u8) -> Result<Backward<E>> {
         for output in [&mut self.dx, &mut self.dw, &mut self.workspace] {
             output.poison(poison)?;
         }
@@ -134,7 +136,7 @@ impl<'a> Execution<'a> {
     }
 
     /// What the last forward wrote, all of whose work has completed.
-    pub fn forward_outputs(&mut self) -> Result<Forward> {
+    pub fn forward_outputs(&mut self) -> Result<Forward<E>> {
         Ok(Forward {
             h: self.h.as_mut().map(Written::download).transpose()?,
             y: self.y.download()?,
@@ -143,7 +145,7 @@ impl<'a> Execution<'a> {
     }
 
     /// What the last backward wrote, all of whose work has completed.
-    pub fn backward_outputs(&mut self) -> Result<Backward> {
+    pub fn backward_outputs(&mut self) -> Result<Backward<E>> {
         self.workspace.look_behind()?;
         Ok(Backward {
             dx: self.dx.download()?,
@@ -199,11 +201,11 @@ impl<'a> Execution<'a> {
     pub fn write_behind_y(&mut self) {
         let behind = vec![0u8; self.y.bytes + 1];
         self.y.buffer.write(&behind).expect("host memory");
-        self.y.download::<bf16>().expect("host memory");
+        self.y.download::<E>().expect("host memory");
     }
 
     fn matrix(&self, buffer: &dyn Buffer) -> RowsView {
-        RowsView::packed(buffer.address(), self.rows, self.op.hidden())
+        RowsView::packed(buffer.address(), self.rows, self.op.hidden()).with_dtype(E::DTYPE)
     }
 
     fn weight(&self) -> Option<VectorView> {

@@ -11,9 +11,10 @@ use super::device::{self, DeviceArg};
 use super::error::Result;
 use super::output::Output;
 use super::progress::Progress;
-use super::{WeightArg, tensors};
-use cake_rmsnorm::RmsNorm;
+use super::{DtypeArg, tensors};
+use cake_rmsnorm::{Dtype, Element};
 use execute::Execution;
+use half::{bf16, f16};
 use report::{Report, Run};
 use source::Source;
 use std::path::PathBuf;
@@ -36,9 +37,12 @@ pub struct Args {
     /// Elements of a row (H) of seeded inputs [default: 4096].
     #[arg(long)]
     hidden: Option<u64>,
+    /// Element type of the matrices of seeded inputs [default: bf16].
+    #[arg(long, value_enum, conflicts_with = "input")]
+    dtype: Option<DtypeArg>,
     /// The weight's element type [default: f32, or as in the file].
     #[arg(long, value_enum)]
-    weight: Option<WeightArg>,
+    weight: Option<DtypeArg>,
     /// What is added to every element of the weight: 1 for zero-centred weights.
     #[arg(
         long,
@@ -92,11 +96,21 @@ fn check(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> {
         return gated::run(args, gate, out, progress);
     }
     let source = Source::choose(args)?;
-    let op = RmsNorm::builder(source.hidden)
-        .weight(source.weight)
-        .weight_offset(args.weight_offset)
-        .eps(source.eps)
-        .build()?;
+    match source.input {
+        Dtype::Bf16 => check_as::<bf16>(source, args, out, progress),
+        Dtype::F16 => check_as::<f16>(source, args, out, progress),
+        Dtype::F32 => check_as::<f32>(source, args, out, progress),
+    }
+}
+
+/// The check of matrices of `E`.
+fn check_as<E: Element>(
+    source: Source,
+    args: &Args,
+    out: &mut Output,
+    progress: &Progress,
+) -> Result<bool> {
+    let op = source.operator(args.weight_offset)?;
     let elements = source.rows.saturating_mul(source.hidden);
     let (device, fallback) = device::open(args.device, args.sm_count, elements, progress)?;
     // Refuses a shape before memory is allocated for it.
@@ -113,7 +127,7 @@ fn check(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> {
     // Made, run forward, compared; thrice backward, compared.
     progress.expect(elements.saturating_mul(8));
     progress.stage("making inputs");
-    let inputs = source.inputs()?;
+    let inputs = source.inputs::<E>()?;
     progress.advance(elements);
 
     let mut execution = Execution::new(&*device, op, &inputs)?;

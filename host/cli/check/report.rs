@@ -18,6 +18,7 @@ pub struct Run {
     inputs: String,
     rows: u64,
     hidden: u64,
+    input: &'static str,
     weight: &'static str,
     weight_offset: f32,
     eps: f32,
@@ -26,7 +27,7 @@ pub struct Run {
     #[serde(skip)]
     notes: Vec<String>,
     #[serde(skip)]
-    dtype: Dtype,
+    dtypes: [Dtype; 2],
 }
 
 impl Run {
@@ -48,13 +49,14 @@ impl Run {
             inputs: source.description.clone(),
             rows: source.rows,
             hidden: source.hidden,
+            input: dtype_name(source.input),
             weight: dtype_name(source.weight),
             weight_offset: args.weight_offset,
             eps: source.eps,
             residual: source.residual,
             sm_count: device.backend().properties().sm_count,
             notes,
-            dtype: source.weight,
+            dtypes: [source.input, source.weight],
         }
     }
 
@@ -66,10 +68,11 @@ impl Run {
         }
         text += &format!("inputs  {}\n", self.inputs);
         text += &format!(
-            "shape   {} rows x {}, weight {}{}, eps {:e}{}\n",
+            "shape   {} rows x {} {}, weight {}{}, eps {:e}{}\n",
             thousands(self.rows),
             thousands(self.hidden),
-            self.dtype,
+            self.dtypes[0],
+            self.dtypes[1],
             match self.weight_offset {
                 0.0 => String::new(),
                 offset => format!(" + {offset}"),

@@ -2,9 +2,9 @@
 
 use super::Args;
 use crate::cli::error::{CliError, Result};
-use crate::cli::{WeightArg, dtype_name, tensors};
-use cake_rmsnorm::Dtype;
+use crate::cli::{dtype_name, tensors};
 use cake_rmsnorm::inputs::{Inputs, Spec};
+use cake_rmsnorm::{Dtype, Element, RmsNorm};
 
 /// Layer 12's second norm of SmolLM2-135M in training, with its massive activations.
 const TRAINING: &[u8] =
@@ -22,6 +22,8 @@ pub struct Source {
     pub rows: u64,
     /// H.
     pub hidden: u64,
+    /// The matrices' type.
+    pub input: Dtype,
     /// The weight's type.
     pub weight: Dtype,
     /// eps of the operator.
@@ -49,7 +51,8 @@ impl Source {
             let source = Source::loaded(stored, args, path.display().to_string(), false);
             return source.with_weight_of(args, path.display().to_string());
         }
-        if args.rows.is_some() || args.hidden.is_some() || args.seed.is_some() {
+        let shape = args.rows.is_some() || args.hidden.is_some();
+        if shape || args.seed.is_some() || args.dtype.is_some() {
             return Ok(Source::seeded(args));
         }
         if args.residual {
@@ -62,9 +65,9 @@ impl Source {
         }
         let mut stored = tensors::parse(TRAINING_NAME, TRAINING)?;
         let mut name = format!("{TRAINING_NAME} (embedded, real training tensors)");
-        if args.weight == Some(WeightArg::Bf16) {
-            stored.inputs.w = stored.inputs.w.to_dtype(Dtype::Bf16);
-            name.push_str(", w rounded to BF16");
+        if let Some(narrow @ (Dtype::Bf16 | Dtype::F16)) = args.weight.map(Dtype::from) {
+            stored.inputs.w = stored.inputs.w.to_dtype(narrow);
+            name.push_str(&format!(", w rounded to {narrow}"));
         }
         Ok(Source::loaded(stored, args, name, true))
     }
@@ -74,6 +77,7 @@ impl Source {
         Source {
             rows: inputs.rows as u64,
             hidden: inputs.hidden as u64,
+            input: Dtype::Bf16,
             weight: inputs.w.dtype(),
             eps: args.eps.or(stored.eps).unwrap_or(DEFAULT_EPS),
             residual: inputs.residual.is_some(),
@@ -110,6 +114,7 @@ impl Source {
         Source {
             rows: args.rows.unwrap_or(DEFAULT_ROWS),
             hidden: args.hidden.unwrap_or(DEFAULT_HIDDEN),
+            input: args.dtype.map_or(Dtype::Bf16, Dtype::from),
             weight: args.weight.map_or(Dtype::F32, Dtype::from),
             eps: args.eps.unwrap_or(DEFAULT_EPS),
             residual: args.residual,
@@ -119,15 +124,25 @@ impl Source {
         }
     }
 
-    /// The inputs, made now where they are seeded.
-    pub fn inputs(self) -> Result<Inputs> {
+    /// The operator of the inputs.
+    pub fn operator(&self, weight_offset: f32) -> Result<RmsNorm> {
+        let builder = RmsNorm::builder(self.hidden).input(self.input);
+        let builder = builder.weight(self.weight).weight_offset(weight_offset);
+        Ok(builder.eps(self.eps).build()?)
+    }
+
+    /// The inputs, made now where they are seeded; `E` is their type.
+    pub fn inputs<E: Element>(self) -> Result<Inputs<E>> {
         let seed = match self.origin {
-            Origin::Loaded(inputs) => return Ok(*inputs),
+            Origin::Loaded(inputs) => return Ok(inputs.to_type()),
             Origin::Seeded(seed) => seed,
         };
         let none = || CliError::Memory {
             purpose: "one input tensor",
-            bytes: self.rows.saturating_mul(self.hidden).saturating_mul(2),
+            bytes: self
+                .rows
+                .saturating_mul(self.hidden)
+                .saturating_mul(self.input.bytes()),
         };
         let spec = Spec {
             rows: usize::try_from(self.rows).map_err(|_| none())?,
@@ -136,6 +151,6 @@ impl Source {
             residual: self.residual,
             seed,
         };
-        spec.generate().map_err(|_| none())
+        spec.generate_as().map_err(|_| none())
     }
 }

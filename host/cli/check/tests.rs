@@ -12,6 +12,7 @@ fn failures(spoil: impl FnOnce(&mut Forward, &mut Backward)) -> Vec<String> {
         input: None,
         rows: Some(5),
         hidden: Some(64),
+        dtype: None,
         weight: None,
         weight_offset: 0.0,
         eps: None,
@@ -26,10 +27,10 @@ fn failures(spoil: impl FnOnce(&mut Forward, &mut Backward)) -> Vec<String> {
     };
     let progress = Progress::new();
     let source = Source::choose(&args).expect("a shape");
-    let op = RmsNorm::new(64, source.weight, source.eps).expect("a shape");
+    let op = source.operator(0.0).expect("a shape");
     let (device, _) = device::open(args.device, None, 320, &progress).expect("the CPU");
     let run = Run::new(&source, &*device, None, &args);
-    let inputs = source.inputs().expect("little memory");
+    let inputs = source.inputs::<bf16>().expect("little memory");
     let w = inputs.w.as_golden();
     let mut forward = golden::forward_slices(&op, &inputs.x, inputs.residual.as_deref(), w)
         .expect("matching shapes");
@@ -149,7 +150,7 @@ fn unequal_repeats_and_writes_behind_the_end_are_failures() {
     let device = device::open(DeviceArg::Cpu, None, 8, &Progress::new())
         .expect("the CPU")
         .0;
-    let op = RmsNorm::new(8, cake_rmsnorm::Dtype::F32, 1e-6).expect("a shape");
+    let op = cake_rmsnorm::RmsNorm::new(8, cake_rmsnorm::Dtype::F32, 1e-6).expect("a shape");
     let inputs = cake_rmsnorm::inputs::Spec {
         rows: 1,
         hidden: 8,

@@ -6,23 +6,23 @@ use crate::cli::progress::Progress;
 use cake_rmsnorm::compare::{Accuracy, Differences, Output, Report};
 use cake_rmsnorm::golden::{self, Backward, Forward};
 use cake_rmsnorm::inputs::Inputs;
-use cake_rmsnorm::reference::{self, WeightGradientSum, from_bf16, from_f32};
-use cake_rmsnorm::{RmsNorm, compare};
+use cake_rmsnorm::reference::{self, WeightGradientSum, from_elements, from_f32};
+use cake_rmsnorm::{Element, RmsNorm, compare};
 use std::ops::Range;
 
 /// Elements of a block.
 const BLOCK: usize = 1 << 22;
 
 /// Inputs, and what a device made of them.
-pub struct Results<'a> {
+pub struct Results<'a, E> {
     /// The operator.
     pub op: RmsNorm,
     /// Its inputs.
-    pub inputs: &'a Inputs,
+    pub inputs: &'a Inputs<E>,
     /// The device's forward.
-    pub forward: &'a Forward,
+    pub forward: &'a Forward<E>,
     /// The device's backward.
-    pub backward: &'a Backward,
+    pub backward: &'a Backward<E>,
 }
 
 /// An output, compared.
@@ -47,9 +47,9 @@ pub struct Verdict {
     pub dw: Comparison,
 }
 
-impl Results<'_> {
-    /// Compares every output. Each is judged by what the device itself computed it from: y by its
-    /// own h, dx and dw by its own h and rstd.
+impl<E: Element> Results<'_, E> {
+    /// Compares every output. Each is judged by what the device itself computed it from: y, dx and
+    /// dw by its own h and rstd.
     pub fn verify(&self, progress: &Progress) -> Result<Verdict> {
         let Results {
             op,
@@ -93,7 +93,7 @@ impl Results<'_> {
     }
 
     /// What the forward normalised.
-    fn normalised(&self) -> &[half::bf16] {
+    fn normalised(&self) -> &[E] {
         self.forward.h.as_ref().unwrap_or(&self.inputs.x)
     }
 
@@ -139,7 +139,7 @@ impl Results<'_> {
         } = *self;
         let hidden = inputs.hidden;
         let elements = rows.start * hidden..rows.end * hidden;
-        let of = |values: &[half::bf16]| from_bf16(&values[elements.clone()]);
+        let of = |values: &[E]| from_elements(&values[elements.clone()]);
         if let (Some(h), Some(residual)) = (&forward.h, &inputs.residual) {
             let sums: Vec<f64> = of(&inputs.x)
                 .iter()
@@ -151,14 +151,13 @@ impl Results<'_> {
         let x = of(self.normalised());
         let exact = reference::forward(&x, w, hidden, f64::from(op.eps()))?;
         matrices
-            .y
-            .add(&forward.y[elements.clone()], &exact.y, None)?;
-        matrices
             .rstd
             .add(&forward.rstd[rows.clone()], &exact.rstd, None)?;
+        let rstd = from_f32(&forward.rstd[rows]);
+        let exact = reference::normalised(&x, w, &rstd, hidden)?;
+        matrices.y.add(&forward.y[elements.clone()], &exact, None)?;
 
         let (dy, dh) = (of(&inputs.dy), inputs.dh.as_deref().map(of));
-        let rstd = from_f32(&forward.rstd[rows]);
         let exact = reference::input_gradient(&dy, &x, dh.as_deref(), w, &rstd, hidden)?;
         matrices.dx.add(
             &backward.dx[elements.clone()],
@@ -178,11 +177,7 @@ struct Matrices {
     dx: Accuracy,
 }
 
-fn differences<T: compare::Element>(
-    output: Output,
-    found: &[T],
-    golden: &[T],
-) -> Result<Differences> {
+fn differences<T: Element>(output: Output, found: &[T], golden: &[T]) -> Result<Differences> {
     let mut accuracy = Accuracy::new(output);
     accuracy.add_golden(found, golden)?;
     Ok(accuracy.differences().unwrap_or_default())
@@ -203,7 +198,7 @@ impl Repeats {
     }
 
     /// Compares another run with the first.
-    pub fn add(&mut self, first: &Backward, again: &Backward) {
+    pub fn add<E: Element>(&mut self, first: &Backward<E>, again: &Backward<E>) {
         let same_bytes = |a: &[u8], b: &[u8]| a == b;
         self.dx &= same_bytes(
             bytemuck::cast_slice(&first.dx),
