@@ -196,6 +196,62 @@ fn tensors_of(path: &Path) -> Vec<(String, String, Vec<usize>, Vec<u8>)> {
     list
 }
 
+/// A seed is the same case on every device.
+#[test]
+fn drawn_cases_are_checked() {
+    for device in ["cpu", "sim"] {
+        let text = stdout(&program(&[
+            "cases", "--device", device, "--count", "30", "--seed", "7",
+        ]));
+        assert!(text.contains("30 cases from seed 7 on"), "{text}");
+        assert_eq!(text.lines().last(), Some("OK"), "{text}");
+    }
+    let text = stdout(&program(&[
+        "cases", "--device", "cpu", "--count", "3", "--json",
+    ]));
+    let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((&json["ok"], &json["cases"]), (&true.into(), &3.into()));
+}
+
+/// FP16 and FP32 matrices, and a width that is no multiple of 8.
+#[test]
+fn matrices_of_every_type() {
+    for dtype in ["bf16", "f16", "f32"] {
+        let text = stdout(&program(&[
+            "check",
+            "--device",
+            "sim",
+            "--dtype",
+            dtype,
+            "--weight",
+            "f16",
+            "--rows",
+            "40",
+            "--hidden",
+            "301",
+            "--residual",
+            "--json",
+        ]));
+        let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!((&json["ok"], &json["input"]), (&true.into(), &dtype.into()));
+        assert_eq!(json["dx"]["bits_match_golden"], true);
+    }
+    let text = stdout(&program(&[
+        "routes", "--hidden", "4096", "--rows", "9", "--dtype", "f16",
+    ]));
+    assert!(text.contains("general_backward"), "{text}");
+    let text = stdout(&program(&[
+        "routes",
+        "--hidden",
+        "4096",
+        "--rows",
+        "9",
+        "--alignment",
+        "element",
+    ]));
+    assert!(text.contains("general_forward"), "{text}");
+}
+
 #[test]
 fn arguments_that_cannot_be_are_refused() {
     let cases: [(&[&str], &str); 9] = [

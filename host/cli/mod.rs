@@ -3,6 +3,7 @@
 mod accuracy;
 mod bench;
 mod bench_host;
+mod cases;
 mod check;
 mod device;
 mod doctor;
@@ -39,6 +40,9 @@ enum Command {
     Bench(bench::Args),
     /// Time what operators cost on the host, and check calls in graphs and on two streams.
     BenchHost(bench_host::Args),
+    /// Run drawn calls of any shape, types, strides, alignment, options and data, and check every
+    /// output.
+    Cases(cases::Args),
     /// Print which kernels run for a shape, and how dw is summed.
     Routes(routes::Args),
     /// Look for what is missing on this machine, and say what to do about it.
@@ -82,6 +86,7 @@ pub fn main() -> ExitCode {
     let mut out = Output::stdout();
     let result = match Cli::parse().command {
         Command::Check(args) => check::run(&args, &mut out),
+        Command::Cases(args) => cases::run(&args, &mut out),
         Command::Accuracy(args) => accuracy::run(&args, &mut out),
         Command::Bench(args) => bench::run(&args, &mut out).map(|()| true),
         Command::BenchHost(args) => bench_host::run(&args, &mut out),
