@@ -6,7 +6,7 @@ use cake_rmsnorm_kernels::arith::{canonical, widen_high, widen_low};
 use cake_rmsnorm_kernels::device::math::{bf16x2, f16x2, widen_f16};
 use half::{bf16, f16};
 
-/// Elements of matrices: [`bf16`], [`f16`] and [`f32`].
+/// Elements of matrices: [`bf16`], [`struct@f16`] and [`f32`].
 pub trait Element: Pod + Send + Sync + private::Sealed {
     /// The type, as views name it.
     const DTYPE: Dtype;

@@ -107,8 +107,10 @@ fn kernels(case: &Case, device: &DeviceProperties) -> Vec<&'static str> {
 /// Bits do not depend on the order in which threads, blocks and copies run.
 #[test]
 fn every_kernel_under_twenty_schedules() {
+    /// Shapes, elements between rows, and how the matrices lie.
+    type List = (&'static [(u64, u64)], u64, fn(Case) -> Case);
     let mut reached = BTreeSet::new();
-    let lists: [(&[(u64, u64)], u64, fn(Case) -> Case); 4] = [
+    let lists: [List; 4] = [
         (EVERY_PROGRAM, 8, |case| case),
         (IN_PLACE, 8, Case::in_place),
         (GROUPED, 8, Case::in_groups),
