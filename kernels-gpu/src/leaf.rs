@@ -55,21 +55,42 @@ pub const fn leaf_count(rows: u64, hidden: u32) -> u64 {
     rows.div_ceil(leaf_rows(rows, hidden))
 }
 
-/// Rows of a leaf of the gated form, for groups of `width` elements: as [`leaf_rows`]; but for
-/// widths up to 512, where that is more than 32, the largest power of two ≤ max(32, T / 65,536).
+/// Leaves that T rows of groups of `width` elements are cut into at least in the gated form, once
+/// T is large enough.
+#[must_use]
+#[inline(always)]
+pub const fn gated_leaves_target(width: u32) -> u64 {
+    if width <= 512 {
+        4096
+    } else if width <= 1024 {
+        1024
+    } else {
+        512
+    }
+}
+
+/// Rows of a leaf of the gated form: the largest power of two ≤ max(1, T / N), N =
+/// [`gated_leaves_target`]\(D\); but for D ≤ 512, where that is more than 32, the largest power of two
+/// ≤ max(32, T / 65,536).
 ///
 /// A row of the gated form costs more than a plain one, so the work is dealt out in smaller parts.
 #[must_use]
 #[inline(always)]
 pub const fn gated_leaf_rows(rows: u64, width: u32) -> u64 {
-    let plain = leaf_rows(rows, width);
-    if width > 512 || plain <= 32 {
-        return plain;
+    let leaf = power_of_two_up_to(rows / gated_leaves_target(width));
+    if width > 512 || leaf <= 32 {
+        return leaf;
     }
-    let quotient = rows / 65_536;
-    if quotient <= 32 {
-        32
+    let larger = power_of_two_up_to(rows / 65_536);
+    if larger > 32 { larger } else { 32 }
+}
+
+/// The largest power of two ≤ max(1, n).
+#[inline(always)]
+const fn power_of_two_up_to(n: u64) -> u64 {
+    if n <= 1 {
+        1
     } else {
-        1 << (63 - quotient.leading_zeros())
+        1 << (63 - n.leading_zeros())
     }
 }
