@@ -155,7 +155,9 @@ fn gradients(
     };
     // In place, dw must not be summed from rows that others have overwritten.
     let beside = form.gradients != Gradients::Both || !form.in_place;
-    if rows > routes::split_max_rows(hidden) || !beside {
+    // In the window the split program's column tasks have a leaf a position, and their second read
+    // comes from L2.
+    if rows > leaf::window_rows(hidden) || !beside {
         let serves = |max_hidden: u32, program: Program| {
             let warp = matches!(program, Program::BackwardWarp { .. });
             hidden <= max_hidden && (warp || !form.grouped && form.gradients != Gradients::Input)

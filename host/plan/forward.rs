@@ -82,18 +82,19 @@ fn launch(
     let serves = |most: u64| form.grouped || rows.div_ceil(multiprocessors) <= most;
     let forward = programs.iter().find(|(most, _)| serves(*most));
     let (_, forward) = forward.unwrap_or_else(|| unreachable!("the last is for any number"));
-    let warps = match forward.program {
-        Program::ForwardBlock { vectors, .. } => hidden.div_ceil(TILE * vectors),
-        _ => hidden.div_ceil(TILE).min(forward.warps),
-    };
-    let resident = multiprocessors * u64::from((forward.resident_threads / (32 * warps)).max(1));
     let (warps, grid, shared_bytes) = match forward.program {
         Program::ForwardWarp { rows: each, .. } => {
             let blocks = rows.div_ceil(u64::from(each * forward.warps));
             (forward.warps, blocks, 0)
         }
-        Program::ForwardBlock { .. } => (warps, rows, SCRATCH_BYTES),
-        _ => (warps, rows.min(resident), SCRATCH_BYTES),
+        Program::ForwardBlock { vectors, .. } => {
+            (hidden.div_ceil(TILE * vectors), rows, SCRATCH_BYTES)
+        }
+        _ => {
+            let warps = hidden.div_ceil(TILE).min(forward.warps);
+            let blocks = u64::from((forward.resident_threads / (32 * warps)).max(1));
+            (warps, rows.min(multiprocessors * blocks), SCRATCH_BYTES)
+        }
     };
     Launch {
         kernel: entry(forward.program, Some(weight), form.residual),

@@ -141,11 +141,5 @@ pub(super) const fn backward_warps(vectors: u32) -> (u32, u32) {
     }
 }
 
-/// Most rows for which the split program is chosen: its second read comes from L2 then. At most
-/// [`cake_rmsnorm_kernels::leaf::window_rows`], up to which its column tasks have a leaf a position.
-pub(super) const fn split_max_rows(hidden: u32) -> u64 {
-    if hidden <= 1024 { 512 } else { 1024 }
-}
-
 /// Most rows for which blocks of the split program have 256 threads; beyond, 512.
 pub(super) const SPLIT_SMALL_BLOCK_MAX_ROWS: u64 = 64;

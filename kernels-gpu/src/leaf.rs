@@ -12,8 +12,7 @@ pub const fn window_rows(hidden: u32) -> u64 {
 /// Most leaves in the window.
 pub const WINDOW_LEAVES: u64 = 128;
 
-/// Leaves that T rows of H elements are cut into at least, beyond
-/// [`window_rows`]\(H\).
+/// Leaves that T rows of H elements are cut into at least, beyond [`window_rows`]\(H\).
 ///
 /// Narrow rows need many leaves (a warp works on each), wide rows few (a partial row is wide).
 #[must_use]
@@ -30,25 +29,21 @@ pub const fn leaves_target(hidden: u32) -> u64 {
     }
 }
 
-/// Rows of a leaf: up to [`window_rows`]\(H\) the smallest power of two with which [`WINDOW_LEAVES`] leaves
-/// suffice; beyond, the largest power of two ≤ max(m, T / [`leaves_target`]\(H\)), where m is 2 for H from 257 to 512
-/// and else 1.
+/// Rows of a leaf: up to [`window_rows`]\(H\) the smallest power of two with which
+/// [`WINDOW_LEAVES`] leaves suffice; beyond, the largest power of two ≤ max(m, T /
+/// [`leaves_target`]\(H\)), where m is 2 for H from 257 to 512 and else 1.
 #[must_use]
 #[inline(always)]
 pub const fn leaf_rows(rows: u64, hidden: u32) -> u64 {
     if rows <= window_rows(hidden) {
         return rows.div_ceil(WINDOW_LEAVES).next_power_of_two();
     }
-    let quotient = rows / leaves_target(hidden);
     let least = if hidden > 256 && hidden <= 512 { 2 } else { 1 };
-    if quotient <= least {
-        least
-    } else {
-        1 << (63 - quotient.leading_zeros())
-    }
+    let leaf = power_of_two_up_to(rows / leaves_target(hidden));
+    if leaf < least { least } else { leaf }
 }
 
-/// Leaves of T rows: ⌈T / [`leaf_rows`]⌉, at most twice the target.
+/// Leaves of T rows: ⌈T / [`leaf_rows`]⌉, at most twice the target beyond the window.
 #[must_use]
 #[inline(always)]
 pub const fn leaf_count(rows: u64, hidden: u32) -> u64 {

@@ -37,8 +37,8 @@ fn dw_tasks(p: &BackwardParams) -> u32 {
 /// column tasks where dw is not wanted; without further blocks there is no dx. Rows may come in
 /// groups.
 ///
-/// Contract: as many blocks as column tasks, and T more or none; blocks of whole warps, at most 16, with `VECTORS · 256`
-/// elements a warp covering H, and threads / 4 ≥ leaves; shared memory of
+/// Contract: as many blocks as column tasks, and T more or none; blocks of whole warps, at most 16,
+/// with `VECTORS · 256` elements a warp covering H, and threads / 4 ≥ leaves; shared memory of
 /// [`super::reduce::shared_bytes`] and of [`crate::row_sum::SCRATCH_BYTES`], whichever is larger;
 /// 16-byte aligned bases, row strides and H multiples of 8.
 ///
@@ -72,9 +72,8 @@ pub unsafe fn split<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &B
 
 /// As [`split`], for rows of any width up to 65,536: a row task goes over its row twice.
 ///
-/// Contract: as [`split`], without the condition on `VECTORS`; at least as many blocks as
-/// column tasks, and
-/// (threads / 4) · 2^run_log2 ≥ leaves.
+/// Contract: as [`split`], without the condition on `VECTORS`; at least as many blocks as column
+/// tasks, and (threads / 4) · 2^run_log2 ≥ leaves.
 ///
 /// # Safety
 /// - As [`split`].

@@ -13,8 +13,7 @@ use crate::tree::{Shelf, empty, fold_positions, shelf_bytes, store_node};
 ///
 /// Warp i of the block takes leaf i of the run, its rows through a [`Ring`] of `STAGES` (`TENSORS`
 /// is 2, or 3 in the residual form), the next leaf's on their way while the block folds its warps'
-/// leaves. With `GROUPED` rows may come in groups. Without a workspace there is only
-/// dx.
+/// leaves. With `GROUPED` rows may come in groups. Without a workspace there is only dx.
 ///
 /// Contract: blocks of 2^run_log2 warps; H ≤ 256 · `VECTORS`; shared memory as
 /// [`shared_bytes`] says; 16-byte aligned bases, row strides and H multiples of 8. The workspace has
