@@ -7,7 +7,7 @@ use cake_rmsnorm::{BackwardArgs, Dtype, RmsNorm, RowsView, VectorView, Workspace
 use cake_rmsnorm_simt::Checks;
 use cpu_time::ThreadTime;
 
-const ROWS: u64 = 1024;
+const ROWS: u64 = 1032;
 const HIDDEN: u64 = 4096;
 /// Runs of each kind, in turn.
 const REPEATS: usize = 7;
