@@ -354,6 +354,22 @@ pub enum Error {
         /// What else is known: the JIT log, the PTX and the GPU.
         detail: String,
     },
+    /// A route's program cannot serve the call.
+    #[error("{program:?} does not serve this call: {reason}")]
+    Route {
+        /// The program.
+        program: cake_rmsnorm_kernels::contract::Program,
+        /// The condition of its launch contract that is not kept.
+        reason: &'static str,
+    },
+    /// A file of routes cannot be used.
+    #[error("routes {path}: {detail}")]
+    RouteFile {
+        /// The file.
+        path: String,
+        /// What is wrong, where, and what is accepted.
+        detail: String,
+    },
     /// The simulator found a fault in a kernel.
     #[error("simulator: {0}")]
     Simulator(String),

@@ -1,7 +1,9 @@
 //! The operator: y = norm(x)·w and its gradient.
 
 use crate::error::{Error, Result};
-use crate::plan::{self, BackwardForm, BackwardPlan, DeviceProperties, ForwardForm, ForwardPlan};
+use crate::plan::{
+    self, BackwardForm, BackwardPlan, DeviceProperties, ForwardForm, ForwardPlan, Routes,
+};
 use crate::view::{Dtype, RowsView, VectorView, Workspace};
 use cake_rmsnorm_kernels::contract::WeightType;
 
@@ -201,8 +203,9 @@ impl RmsNorm {
         self.eps
     }
 
-    /// What a forward over `rows` rows launches on `device`, where all rows have one distance, and
-    /// they and the weight start at multiples of 16 bytes; [`plan::forward`] tells of others.
+    /// What a forward over `rows` rows launches on `device` by the built-in routes, where all rows
+    /// have one distance, and they and the weight start at multiples of 16 bytes;
+    /// [`plan::forward`] tells of others.
     ///
     /// # Errors
     /// - [`Error::TooManyRows`]; [`Error::UnsupportedDevice`].
@@ -212,15 +215,29 @@ impl RmsNorm {
         residual: bool,
         device: &DeviceProperties,
     ) -> Result<ForwardPlan> {
+        self.forward_plan_by(Routes::built_in(), rows, residual, device)
+    }
+
+    /// As [`RmsNorm::forward_plan`], by other routes.
+    ///
+    /// # Errors
+    /// - As [`RmsNorm::forward_plan`].
+    pub fn forward_plan_by(
+        &self,
+        routes: &Routes,
+        rows: u64,
+        residual: bool,
+        device: &DeviceProperties,
+    ) -> Result<ForwardPlan> {
         let form = ForwardForm {
             residual,
             ..ForwardForm::default()
         };
-        plan::forward(self, rows, form, device)
+        plan::forward_by(routes, self, rows, form, device)
     }
 
-    /// What a backward over `rows` rows launches on `device`, its leaf table and its workspace,
-    /// where dx and dw are both wanted, rstd was kept, all rows have one distance, and they and the
+    /// What a backward over `rows` rows launches on `device` by the built-in routes, its leaf table
+    /// and its workspace, where dx and dw are both wanted, rstd was kept, all rows have one distance, and they and the
     /// weight start at multiples of 16 bytes; [`plan::backward`] tells of others.
     ///
     /// # Errors
@@ -231,15 +248,30 @@ impl RmsNorm {
         residual: bool,
         device: &DeviceProperties,
     ) -> Result<BackwardPlan> {
+        self.backward_plan_by(Routes::built_in(), rows, residual, device)
+    }
+
+    /// As [`RmsNorm::backward_plan`], by other routes: those of the backend that runs it
+    /// ([`crate::backend::Backend::routes`]), or the workspace may be too small.
+    ///
+    /// # Errors
+    /// - As [`RmsNorm::backward_plan`].
+    pub fn backward_plan_by(
+        &self,
+        routes: &Routes,
+        rows: u64,
+        residual: bool,
+        device: &DeviceProperties,
+    ) -> Result<BackwardPlan> {
         let form = BackwardForm {
             residual,
             ..BackwardForm::default()
         };
-        plan::backward(self, rows, form, device)
+        plan::backward_by(routes, self, rows, form, device)
     }
 
-    /// Bytes of workspace that serve a backward over `rows` rows on `device`, however its arguments
-    /// lie and whatever of them is there.
+    /// Bytes of workspace that serve a backward over `rows` rows on `device` by the built-in routes,
+    /// however its arguments lie and whatever of them is there.
     ///
     /// # Errors
     /// - As [`RmsNorm::backward_plan`].
@@ -249,9 +281,23 @@ impl RmsNorm {
         residual: bool,
         device: &DeviceProperties,
     ) -> Result<u64> {
+        self.workspace_bytes_by(Routes::built_in(), rows, residual, device)
+    }
+
+    /// As [`RmsNorm::workspace_bytes`], by other routes.
+    ///
+    /// # Errors
+    /// - As [`RmsNorm::backward_plan`].
+    pub fn workspace_bytes_by(
+        &self,
+        routes: &Routes,
+        rows: u64,
+        residual: bool,
+        device: &DeviceProperties,
+    ) -> Result<u64> {
         let mut bytes = 0;
         for form in BackwardForm::every(residual) {
-            let plan = plan::backward(self, rows, form, device)?;
+            let plan = plan::backward_by(routes, self, rows, form, device)?;
             bytes = plan.workspace_bytes.max(bytes);
         }
         Ok(bytes)

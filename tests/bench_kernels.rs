@@ -4,7 +4,7 @@ use cake_rmsnorm::backend::sim::Sim;
 use cake_rmsnorm::backend::{Bound, Launcher};
 use cake_rmsnorm::kernels::bench::copied_words;
 use cake_rmsnorm::kernels::contract::{Kernel, Program};
-use cake_rmsnorm::kernels::params::{CopyParams, FlushParams};
+use cake_rmsnorm::kernels::params::{CompareParams, CopyParams, FlushParams};
 use cake_rmsnorm::kernels::{KERNELS, device::Words4};
 use cake_rmsnorm::plan::Launch;
 
@@ -79,5 +79,36 @@ fn the_flush_reads_every_word() {
     assert_eq!(sink_of(None), [0; 4]);
     for place in 0..words {
         assert_eq!(sink_of(Some(place)), 1f32.to_le_bytes(), "word {place}");
+    }
+}
+
+/// One bit in any word is noticed; equal buffers raise nothing.
+#[test]
+fn the_comparison_compares_every_word() {
+    let (grid, block, words) = (3, 32, 2 * 3 * 32 + 17);
+    let flag_of = |place: Option<usize>| {
+        let sim = Sim::new();
+        let bytes: Vec<u8> = (0..16 * words).map(|i| (i * 7 + i / 251) as u8).collect();
+        let (a, b) = (sim.alloc("a", bytes.len()), sim.alloc("b", bytes.len()));
+        let flag = sim.alloc("flag", 4);
+        a.write(&bytes).expect("fits");
+        let mut other = bytes;
+        if let Some(place) = place {
+            other[16 * place + place % 16] ^= 0x10;
+        }
+        b.write(&other).expect("fits");
+        flag.write(&[0; 4]).expect("fits");
+        let params = CompareParams {
+            a: a.address() as usize as *const Words4,
+            b: b.address() as usize as *const Words4,
+            flag: flag.address() as usize as *mut f32,
+            words: words as u32,
+        };
+        launch(&sim, Program::Compare, grid, block, &params);
+        flag.read().expect("known")
+    };
+    assert_eq!(flag_of(None), [0; 4]);
+    for place in 0..words {
+        assert_eq!(flag_of(Some(place)), 1f32.to_le_bytes(), "word {place}");
     }
 }

@@ -12,6 +12,8 @@ mod gated;
 mod host;
 #[path = "cli/plans.rs"]
 mod plans;
+#[path = "cli/sweep.rs"]
+mod sweep;
 
 use safetensors::tensor::SafeTensors;
 use serde_json::Value;

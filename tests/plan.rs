@@ -12,8 +12,8 @@ use cake_rmsnorm::kernels::params::{BackwardParams, ForwardParams, ReduceParams}
 use cake_rmsnorm::kernels::row_sum::SCRATCH_BYTES;
 use cake_rmsnorm::kernels::tree;
 use cake_rmsnorm::plan::{
-    self, Alignment, BackwardForm, BackwardPlan, DeviceProperties, ForwardForm, ForwardPlan,
-    Gradients, Launch, LeafTable, Rstd, Views,
+    self, Alignment, BackwardForm, BackwardPlan, Choice, DeviceProperties, ForwardForm,
+    ForwardPlan, Gradients, Launch, LeafTable, Origin, Routes, Rstd, Views,
 };
 use cake_rmsnorm::{Dtype, Error, MAX_HIDDEN, MAX_ROWS, RmsNorm};
 use proptest::prelude::*;
@@ -605,6 +605,16 @@ proptest! {
         }
     }
 
+    /// At most 16 MiB of workspace for H up to 8192, whatever T is, and from T = 16,384 on few nodes,
+    /// as docs/architecture.md states.
+    #[test]
+    fn workspaces_and_nodes_are_few(shape in shape(), device in large_device()) {
+        let hidden = shape.hidden.clamp(8, 8192) / 8 * 8;
+        let weight = if shape.weight == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        let shape = Shape::plain(hidden, shape.rows, weight, shape.residual);
+        check_workspace(shape, &device);
+    }
+
     /// Leaves fix the order in which dw is summed.
     #[test]
     fn leaves_depend_on_the_shape_alone(shape in shape()) {
@@ -617,6 +627,185 @@ proptest! {
                 let plan = shape.backward(&device.with_sm_count(sm_count)).expect("a plan");
                 prop_assert_eq!(plan.leaf.leaf_rows(), expected);
                 prop_assert_eq!(u64::from(plan.leaf.leaves), leaves);
+            }
+        }
+    }
+}
+
+/// What docs/architecture.md says of the workspace.
+fn check_workspace(shape: Shape, device: &DeviceProperties) {
+    let Shape { hidden, rows, .. } = shape;
+    let plan = shape.backward(device).expect("a plan");
+    let nodes = match plan.reduce {
+        Some(_) => u64::from(plan.leaf.runs()),
+        None => 0,
+    };
+    assert_eq!(plan.workspace_bytes, nodes * 8 * hidden, "{shape:?}");
+    let most = match shape.residual && hidden > 7680 {
+        true => 32 << 20,
+        false => 16 << 20,
+    };
+    assert!(plan.workspace_bytes <= most, "{shape:?}: {plan:?}");
+    let per_mille = match hidden {
+        _ if rows < 16_384 => return,
+        ..=256 if rows < 65_536 => 21,
+        257..=512 if rows < 65_536 => 42,
+        _ => 20,
+    };
+    let matrices = if shape.residual { 4 } else { 3 };
+    let moved = matrices * 2 * rows * hidden;
+    let share = plan.workspace_bytes * 1000;
+    assert!(share <= per_mille * moved, "{shape:?}: {plan:?}");
+}
+
+/// The same at every T around the edges, for the widths that models have and both sides of the
+/// widths at which routes change.
+#[test]
+fn workspaces_of_models_are_few() {
+    let widths = [
+        256, 264, 512, 1024, 1536, 2048, 4096, 5120, 5632, 5640, 6144, 7168, 7680, 7688, 8192,
+    ];
+    for hidden in widths {
+        let edges = (10..31).flat_map(|log2| [-1i64, 0, 1, 777].map(|d| (1i64 << log2) + d));
+        for rows in edges.chain((1..400).map(|i| 517 * i)) {
+            for (sm_count, residual) in SM_COUNTS.map(|n| [(n, false), (n, true)]).concat() {
+                let shape = Shape::plain(hidden, rows as u64, Dtype::F32, residual);
+                let device = DeviceProperties::H200.with_sm_count(sm_count);
+                check_workspace(shape, &device);
+            }
+        }
+    }
+}
+
+/// A route is taken before the built-in ones, if the call keeps its contract, and changes no leaf.
+#[test]
+fn routes_of_a_user_come_first() {
+    let op = RmsNorm::new(4096, Dtype::F32, 1e-6).expect("a width");
+    let device = DeviceProperties::H200;
+    let wide = Choice::of(Program::BackwardWide);
+    // Too narrow for this width: passed over.
+    let narrow = Choice::of(Program::ForwardWarp {
+        vectors: 1,
+        rows: 1,
+    });
+    let routes = Routes::only(Some(narrow), Some(wide));
+    for rows in [1, 300, 5000] {
+        let backward = op
+            .backward_plan_by(&routes, rows, false, &device)
+            .expect("a plan");
+        let main = backward.main.expect("rows");
+        assert_eq!(main.kernel.program, Program::BackwardWide);
+        let built_in = op.backward_plan(rows, false, &device).expect("a plan");
+        assert_eq!(backward.leaf.leaf_rows(), built_in.leaf.leaf_rows());
+        let forward = op
+            .forward_plan_by(&routes, rows, false, &device)
+            .expect("a plan");
+        let built_in = op.forward_plan(rows, false, &device).expect("a plan");
+        let name = |plan: ForwardPlan| plan.launch.map(|launch| launch.kernel.name);
+        assert_eq!(name(forward), name(built_in));
+        let (_, origin) = op
+            .backward_route(&routes, rows, false, &device)
+            .expect("a route");
+        assert_eq!(origin, Origin::Chosen);
+        let (_, origin) = op
+            .forward_route(&routes, rows, false, &device)
+            .expect("a route");
+        assert_eq!(origin, Origin::BuiltIn);
+    }
+}
+
+const ROUTES: &str = r#"{
+    "format": "cake-rmsnorm routes 1",
+    "device": "somewhere",
+    "forward": [{"min_hidden": 4096, "max_hidden": 4096, "program": "ForwardWide", "warps": 8,
+                 "resident_threads": 1024, "weight": "f32", "residual": false, "max_rows": 64}],
+    "backward": [{"min_hidden": 8, "max_hidden": 256, "program": "BackwardSplitWide", "warps": 4,
+                  "max_rows_per_multiprocessor": 2}]
+}"#;
+
+#[test]
+fn files_of_routes_are_read_as_they_are_written() {
+    let routes = Routes::parse(ROUTES).expect("routes");
+    let again = Routes::parse(&routes.to_json("somewhere").expect("text")).expect("routes");
+    assert_eq!(routes, again);
+    let op = RmsNorm::new(4096, Dtype::F32, 1e-6).expect("a width");
+    let program = |rows, residual| {
+        let device = DeviceProperties::H200;
+        let plan = op
+            .forward_plan_by(&routes, rows, residual, &device)
+            .expect("a plan");
+        plan.launch.expect("rows").kernel.program
+    };
+    assert_eq!(program(64, false), Program::ForwardWide);
+    assert_ne!(program(65, false), Program::ForwardWide);
+    assert_ne!(program(64, true), Program::ForwardWide);
+}
+
+/// Every route that no call could keep is refused by name.
+#[test]
+fn files_of_routes_that_cannot_serve_are_refused() {
+    let cases = [
+        ("routes 1", "routes 2", "format is"),
+        (
+            "\"ForwardWide\"",
+            "\"Fast\"",
+            "no program is called \"Fast\"",
+        ),
+        ("\"ForwardWide\"", "\"BackwardWide\"", "it is no forward"),
+        ("\"BackwardSplitWide\"", "\"Reduce\"", "it is no backward"),
+        ("\"BackwardSplitWide\"", "\"Copy\"", "it is no backward"),
+        (
+            "\"ForwardWide\"",
+            "\"ForwardWarp { vectors: 1, rows: 1 }\"",
+            "holds no row of this width",
+        ),
+        ("\"warps\": 8", "\"warps\": 0", "no threads, or too many"),
+        ("\"warps\": 4", "\"warps\": 4294967295", "1 to 16 warps"),
+        ("\"warps\": 4", "\"warps\": 17", "1 to 16 warps"),
+        ("\"max_rows\": 64", "\"max_rows\": 0", "at most 0 rows"),
+        ("\"f32\"", "\"f16\"", "weight \"f16\""),
+        (
+            "\"min_hidden\": 8,",
+            "\"min_hidden\": 512,",
+            "hidden sizes from 512 to 256",
+        ),
+        ("\"min_hidden\": 8,", "\"min_width\": 8,", "min_width"),
+        ("\"forward\": [{", "\"forward\": [{{", "line"),
+    ];
+    for (old, new, message) in cases {
+        assert!(ROUTES.contains(old), "{old}");
+        let text = ROUTES.replace(old, new);
+        match Routes::parse(&text) {
+            Err(Error::RouteFile { detail, .. }) => assert!(detail.contains(message), "{detail}"),
+            other => panic!("{new}: {other:?}"),
+        }
+    }
+    let missing = Routes::load("/nowhere/at/all.json");
+    assert!(
+        matches!(missing, Err(Error::RouteFile { path, .. }) if path == "/nowhere/at/all.json")
+    );
+}
+
+/// Whatever a route says, a plan by it keeps the contracts, or is refused.
+#[test]
+fn every_candidate_keeps_the_contracts() {
+    for hidden in WIDTHS {
+        for rows in [1, 64, 65, 513, 1025, 16_384, MAX_ROWS] {
+            for residual in [false, true] {
+                let shape = Shape::plain(hidden, rows, Dtype::Bf16, residual);
+                let op = shape.operator();
+                let device = DeviceProperties::H200;
+                let forwards = op.forward_candidates(rows, residual, &device);
+                let backwards = op.backward_candidates(rows, residual, &device);
+                assert!(!forwards.is_empty() && !backwards.is_empty());
+                for choice in forwards {
+                    let plan = op.forward_plan_of(&choice, rows, residual, &device);
+                    check_forward(&plan.expect("a candidate"), shape, &device);
+                }
+                for choice in backwards {
+                    let plan = op.backward_plan_of(&choice, rows, residual, &device);
+                    check_backward(&plan.expect("a candidate"), shape, &device);
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use super::{Backend, bind};
 use crate::error::Result;
 use crate::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
-use crate::plan::{self, BackwardForm, DeviceProperties, ForwardForm, Launch, Views};
+use crate::plan::{self, BackwardForm, DeviceProperties, ForwardForm, Launch, Routes, Views};
 use crate::validate;
 use cake_rmsnorm_kernels::contract::Kernel;
 
@@ -21,6 +21,11 @@ pub struct Bound {
 pub trait Launcher {
     /// The device that plans are made for.
     fn properties(&self) -> &DeviceProperties;
+
+    /// The routes that plans are made by.
+    fn routes(&self) -> &Routes {
+        Routes::built_in()
+    }
 
     /// Loads kernels, where launching asks for it.
     ///
@@ -48,15 +53,19 @@ impl<L: Launcher> Backend for L {
         Launcher::properties(self)
     }
 
+    fn routes(&self) -> &Routes {
+        Launcher::routes(self)
+    }
+
     fn prepare(&self, op: &RmsNorm, residual: bool, views: Views) -> Result<()> {
-        let properties = Launcher::properties(self);
-        self.load(&plan::kernels(op, residual, views, properties)?)
+        let (routes, device) = (Launcher::routes(self), Launcher::properties(self));
+        self.load(&plan::kernels_by(routes, op, residual, views, device)?)
     }
 
     unsafe fn forward(&self, op: &RmsNorm, args: &ForwardArgs) -> Result<()> {
         let rows = validate::forward(op, args)?;
-        let properties = Launcher::properties(self);
-        let plan = plan::forward(op, u64::from(rows), ForwardForm::of(args), properties)?;
+        let (routes, device) = (Launcher::routes(self), Launcher::properties(self));
+        let plan = plan::forward_by(routes, op, u64::from(rows), ForwardForm::of(args), device)?;
         let Some(launch) = plan.launch else {
             return Ok(());
         };
@@ -73,8 +82,8 @@ impl<L: Launcher> Backend for L {
 
     unsafe fn backward(&self, op: &RmsNorm, args: &BackwardArgs) -> Result<()> {
         let rows = validate::backward(op, args)?;
-        let properties = Launcher::properties(self);
-        let plan = plan::backward(op, u64::from(rows), BackwardForm::of(args), properties)?;
+        let (routes, device) = (Launcher::routes(self), Launcher::properties(self));
+        let plan = plan::backward_by(routes, op, u64::from(rows), BackwardForm::of(args), device)?;
         validate::workspace(args.workspace, plan.workspace_bytes)?;
         let (statistics, main, reduce) = (plan.statistics, plan.main, plan.reduce);
         let statistics =

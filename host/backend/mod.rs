@@ -14,12 +14,17 @@ pub use launcher::{Bound, Launcher};
 use crate::error::Result;
 use crate::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
-use crate::plan::{DeviceProperties, Views};
+use crate::plan::{DeviceProperties, Routes, Views};
 
 /// Something that runs the operators: a GPU, the simulator, or the CPU.
 pub trait Backend {
     /// The device that plans are made for.
     fn properties(&self) -> &DeviceProperties;
+
+    /// The routes that plans are made by.
+    fn routes(&self) -> &Routes {
+        Routes::built_in()
+    }
 
     /// Makes ready for every later call of `op` in this form, whatever T is, with arguments that
     /// lie as `views` says. A GPU loads the kernels here, and refuses calls that were not prepared

@@ -3,7 +3,7 @@
 
 use super::launcher::{Bound, Launcher};
 use crate::error::{Error, Result};
-use crate::plan::DeviceProperties;
+use crate::plan::{DeviceProperties, Routes};
 use cake_rmsnorm_simt::{Buffer, Checks, Launch, Memory, Mutation, Progress, Schedule, Simulator};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,6 +21,7 @@ pub struct Sim {
     workers: Option<usize>,
     on_block: Option<Arc<BlockHook>>,
     mutation: Option<Arc<dyn Mutation + Send>>,
+    routes: Option<Arc<Routes>>,
 }
 
 impl std::fmt::Debug for Sim {
@@ -51,6 +52,7 @@ impl Sim {
             workers: None,
             on_block: None,
             mutation: None,
+            routes: None,
         }
     }
 
@@ -67,6 +69,15 @@ impl Sim {
     #[must_use]
     pub fn with_properties(self, properties: DeviceProperties) -> Self {
         Self { properties, ..self }
+    }
+
+    /// Plans by these routes. Changes no bit of any output, but perhaps the workspace's size.
+    #[must_use]
+    pub fn with_routes(self, routes: Arc<Routes>) -> Self {
+        Self {
+            routes: Some(routes),
+            ..self
+        }
     }
 
     /// Runs threads, blocks and copies in this order.
@@ -127,6 +138,10 @@ impl Sim {
 impl Launcher for Sim {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
+    }
+
+    fn routes(&self) -> &Routes {
+        self.routes.as_deref().unwrap_or(Routes::built_in())
     }
 
     unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {

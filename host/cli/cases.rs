@@ -1,6 +1,6 @@
 //! `cases`: drawn calls of any shape, types, strides, alignment, options and data, one a seed.
 
-use super::device::{self, Buffer, DeviceArg};
+use super::device::{self, Buffer, DeviceArg, Planning};
 use super::error::{CliError, Result};
 use super::output::{Output, thousands};
 use super::progress::Progress;
@@ -52,7 +52,8 @@ struct Failure {
 /// Runs the cases; whether all is well.
 pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
     let progress = Progress::new();
-    let (device, fallback) = device::open(args.device, None, args.elements, &progress)?;
+    let (device, fallback) =
+        device::open(args.device, &Planning::default(), args.elements, &progress)?;
     let device = Reached(&*device);
     if !args.json {
         out.line(format!("device  {}", device.0.name()))?;

@@ -8,7 +8,10 @@ mod sim;
 use super::error::{CliError, Result};
 use super::progress::Progress;
 use cake_rmsnorm::backend::Backend;
+use cake_rmsnorm::plan::Routes;
 use clap::ValueEnum;
+use std::path::Path;
+use std::sync::Arc;
 
 /// The device asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -36,6 +39,27 @@ pub trait Device {
 
     /// What runs operators on that memory.
     fn backend(&self) -> &dyn Backend;
+
+    /// What runs operators on that memory by other routes, as if with `sm_count` multiprocessors.
+    /// `None` where operators run without plans.
+    fn backend_by(&self, _: Arc<Routes>, _sm_count: u32) -> Option<Box<dyn Backend + '_>> {
+        None
+    }
+
+    /// Loads every kernel, for calls that were not prepared.
+    fn load_every_kernel(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether the first `bytes` bytes of two buffers of this device are equal.
+    fn equal(&self, a: &dyn Buffer, b: &dyn Buffer, bytes: usize) -> Result<bool> {
+        let read = |buffer: &dyn Buffer| -> Result<Vec<u8>> {
+            let mut contents = vec![0; bytes];
+            buffer.read(&mut contents)?;
+            Ok(contents)
+        };
+        Ok(read(a)? == read(b)?)
+    }
 
     /// Waits for everything that was enqueued, and reports its errors.
     fn synchronize(&self) -> Result<()>;
@@ -91,21 +115,40 @@ pub trait Buffer {
 /// Elements up to which the simulator is quick enough to be chosen unasked.
 const AUTO_SIM_ELEMENTS: u64 = 1 << 20;
 
-/// The device asked for, for inputs of `elements` elements, and why it is not a better one. With
-/// `sm_count`, plans are made as if the device had that many multiprocessors.
+/// How plans are made.
+#[derive(Clone, Debug, Default)]
+pub struct Planning {
+    /// As if the device had that many multiprocessors.
+    pub sm_count: Option<u32>,
+    /// By these routes instead of the built-in ones.
+    pub routes: Option<Arc<Routes>>,
+}
+
+impl Planning {
+    /// With the routes of a file.
+    pub fn new(sm_count: Option<u32>, routes: Option<&Path>) -> Result<Self> {
+        let routes = routes.map(Routes::load).transpose()?;
+        Ok(Self {
+            sm_count,
+            routes: routes.map(Arc::new),
+        })
+    }
+}
+
+/// The device asked for, for inputs of `elements` elements, and why it is not a better one.
 pub fn open(
     device: DeviceArg,
-    sm_count: Option<u32>,
+    planning: &Planning,
     elements: u64,
     progress: &Progress,
 ) -> Result<(Box<dyn Device>, Option<String>)> {
-    let simulator = || Box::new(sim::SimDevice::new(sm_count, progress));
+    let simulator = || Box::new(sim::SimDevice::new(planning, progress));
     match device {
         DeviceArg::Cpu => Ok((Box::new(host::HostDevice), None)),
         DeviceArg::Sim => Ok((simulator(), None)),
-        DeviceArg::Cuda => Ok((gpu(sm_count)?, None)),
+        DeviceArg::Cuda => Ok((gpu(planning)?, None)),
         DeviceArg::Auto => {
-            let why = match gpu(sm_count) {
+            let why = match gpu(planning) {
                 Ok(device) => return Ok((device, None)),
                 Err(CliError::NoDevice { reason, .. }) => format!("no GPU: {reason}"),
                 // A GPU that is there and does not work must not be passed over in silence.
@@ -121,17 +164,17 @@ pub fn open(
 }
 
 #[cfg(feature = "cuda")]
-fn gpu(sm_count: Option<u32>) -> Result<Box<dyn Device>> {
-    Ok(Box::new(cuda::CudaDevice::open(sm_count)?))
+fn gpu(planning: &Planning) -> Result<Box<dyn Device>> {
+    Ok(Box::new(cuda::CudaDevice::open(planning)?))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpu(_: Option<u32>) -> Result<Box<dyn Device>> {
+fn gpu(_: &Planning) -> Result<Box<dyn Device>> {
     Err(CliError::no_cuda())
 }
 
 /// The GPU in words.
 #[cfg(feature = "cuda")]
 pub fn describe_gpu() -> Result<String> {
-    Ok(cuda::CudaDevice::open(None)?.name())
+    Ok(cuda::CudaDevice::open(&Planning::default())?.name())
 }

@@ -12,7 +12,9 @@ mod operands;
 mod output;
 mod progress;
 mod routes;
+mod sweep;
 mod tensors;
+mod tune;
 
 use cake_rmsnorm::{Dtype, RmsNorm};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -43,6 +45,11 @@ enum Command {
     /// Run drawn calls of any shape, types, strides, alignment, options and data, and check every
     /// output.
     Cases(cases::Args),
+    /// Run every program that a shape allows, at every small T and beside every edge, and compare
+    /// every bit with the golden implementation.
+    Sweep(sweep::Args),
+    /// Measure every choice of programs on this GPU, and write routes that the library can load.
+    Tune(tune::Args),
     /// Print which kernels run for a shape, and how dw is summed.
     Routes(routes::Args),
     /// Look for what is missing on this machine, and say what to do about it.
@@ -90,6 +97,8 @@ pub fn main() -> ExitCode {
         Command::Accuracy(args) => accuracy::run(&args, &mut out),
         Command::Bench(args) => bench::run(&args, &mut out).map(|()| true),
         Command::BenchHost(args) => bench_host::run(&args, &mut out),
+        Command::Sweep(args) => sweep::run(&args, &mut out),
+        Command::Tune(args) => tune::run(&args, &mut out).map(|()| true),
         Command::Routes(args) => routes::run(&args, &mut out).map(|()| true),
         Command::Doctor => doctor::run(&mut out).map(|()| true),
     };

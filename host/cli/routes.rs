@@ -5,10 +5,12 @@ use super::output::{Output, columns, thousands};
 use super::{DtypeArg, dtype_name, weight_type};
 use cake_rmsnorm::RmsNorm;
 use cake_rmsnorm::plan::{
-    self, Alignment, BackwardForm, BackwardPlan, DeviceProperties, ForwardForm, ForwardPlan, Launch,
+    self, Alignment, BackwardForm, BackwardPlan, DeviceProperties, ForwardForm, ForwardPlan,
+    Launch, Origin, Routes,
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 /// Arguments of `routes`.
 #[derive(clap::Args)]
@@ -34,6 +36,9 @@ pub struct Args {
     /// Plan for this many multiprocessors [default: an H200's].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     sm_count: Option<u32>,
+    /// Routes to plan by, of `cake-rmsnorm tune`, before the built-in ones.
+    #[arg(long, value_name = "FILE.json")]
+    routes: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -59,11 +64,13 @@ pub fn run(args: &Args, out: &mut Output) -> Result<()> {
         AlignmentArg::Vector => Alignment::Vector,
         AlignmentArg::Element => Alignment::Element,
     };
+    let loaded = args.routes.as_deref().map(Routes::load).transpose()?;
     let planner = Planner {
         op,
         alignment,
         residual: args.residual,
         properties,
+        routes: loaded.as_ref().unwrap_or(Routes::built_in()),
     };
     let rows = match args.rows {
         Some(rows) => vec![rows],
@@ -83,11 +90,12 @@ pub fn run(args: &Args, out: &mut Output) -> Result<()> {
     }
 }
 
-struct Planner {
+struct Planner<'a> {
     op: RmsNorm,
     alignment: Alignment,
     residual: bool,
     properties: DeviceProperties,
+    routes: &'a Routes,
 }
 
 /// The plans of one number of rows.
@@ -95,32 +103,71 @@ struct Route {
     rows: u64,
     forward: ForwardPlan,
     backward: BackwardPlan,
+    /// Where the forward's and the backward's route came from, and what it says; `None` where
+    /// routes have no say.
+    chosen: Option<[Chosen; 2]>,
+}
+
+/// A route and its origin.
+#[derive(Clone, Serialize)]
+struct Chosen {
+    origin: String,
+    program: String,
+    warps: u32,
+    resident_threads: u32,
+    run_log2: Option<u32>,
+}
+
+impl Chosen {
+    fn new((route, origin): (&plan::Route, Origin<'_>)) -> Self {
+        let choice = route.choice;
+        Self {
+            origin: match origin {
+                Origin::BuiltIn => "built-in".to_owned(),
+                Origin::File(path) => path.display().to_string(),
+                Origin::Chosen => "chosen".to_owned(),
+            },
+            program: format!("{:?}", choice.program),
+            warps: choice.warps,
+            resident_threads: choice.resident_threads,
+            run_log2: choice.run_log2,
+        }
+    }
 }
 
 /// Most rows for which changes of kernels are looked for, and listed.
 const LAST_SCANNED: u64 = 1 << 14;
 const LAST_LISTED: u64 = 1 << 20;
 
-impl Planner {
+impl Planner<'_> {
     fn route(&self, rows: u64) -> Result<Route> {
-        let (op, device) = (&self.op, &self.properties);
+        let (op, routes, device) = (&self.op, self.routes, &self.properties);
         let (residual, alignment) = (self.residual, self.alignment);
         let form = ForwardForm {
             residual,
             alignment,
             ..ForwardForm::default()
         };
-        let forward = plan::forward(op, rows, form, device)?;
+        let forward = plan::forward_by(routes, op, rows, form, device)?;
         let form = BackwardForm {
             residual,
             alignment,
             ..BackwardForm::default()
         };
-        let backward = plan::backward(op, rows, form, device)?;
+        let backward = plan::backward_by(routes, op, rows, form, device)?;
+        // The general kernels serve without routes.
+        let chosen = (rows > 0 && alignment == Alignment::Vector)
+            .then(|| {
+                let forward = op.forward_route(routes, rows, residual, device).ok()?;
+                let backward = op.backward_route(routes, rows, residual, device).ok()?;
+                Some([Chosen::new(forward), Chosen::new(backward)])
+            })
+            .flatten();
         Ok(Route {
             rows,
             forward,
             backward,
+            chosen,
         })
     }
 
@@ -170,6 +217,23 @@ impl Planner {
     }
 }
 
+impl Chosen {
+    fn text(&self) -> String {
+        let mut text = format!("{}: {}", self.origin, self.program);
+        let said = [
+            (self.warps > 1).then(|| format!("{} warps a block", self.warps)),
+            (self.resident_threads > 0)
+                .then(|| format!("{} resident threads", self.resident_threads)),
+            self.run_log2
+                .map(|run_log2| format!("runs of {} leaves", 1u64 << run_log2)),
+        ];
+        for said in said.into_iter().flatten() {
+            text += &format!(", {said}");
+        }
+        text
+    }
+}
+
 impl Route {
     /// Names of the kernels, with their blocks.
     fn kernels(&self) -> [Option<(&'static str, u32)>; 3] {
@@ -185,6 +249,17 @@ impl Route {
         match self.backward.reduce {
             Some(_) => self.backward.leaf.runs(),
             None => 0,
+        }
+    }
+
+    /// Where the routes came from: one word where both came from one place.
+    fn origins(&self) -> String {
+        match &self.chosen {
+            None => "-".to_owned(),
+            Some([forward, backward]) if forward.origin == backward.origin => {
+                forward.origin.clone()
+            }
+            Some([forward, backward]) => format!("{} / {}", forward.origin, backward.origin),
         }
     }
 
@@ -213,6 +288,10 @@ fn one(route: &Route, out: &mut Output) -> Result<()> {
     out.line(format!("rows {}", thousands(route.rows)))?;
     for line in columns(&rows) {
         out.line(line)?;
+    }
+    if let Some([forward, backward]) = &route.chosen {
+        out.line(format!("forward route: {}", forward.text()))?;
+        out.line(format!("backward route: {}", backward.text()))?;
     }
     let leaf = &route.backward.leaf;
     out.line(format!(
@@ -252,6 +331,7 @@ fn table(routes: &[Route], out: &mut Output) -> Result<()> {
         "run leaves",
         "nodes",
         "workspace",
+        "routes",
     ];
     let mut lines = vec![header.map(str::to_owned).to_vec()];
     for route in routes {
@@ -275,6 +355,7 @@ fn table(routes: &[Route], out: &mut Output) -> Result<()> {
             route.run_leaves().to_string(),
             thousands(route.nodes().into()),
             thousands(backward.workspace_bytes),
+            route.origins(),
         ]);
     }
     for line in columns(&lines) {
@@ -304,6 +385,8 @@ struct RouteJson {
     run_leaves: u32,
     nodes: u32,
     workspace_bytes: u64,
+    forward_route: Option<Chosen>,
+    backward_route: Option<Chosen>,
 }
 
 #[derive(Serialize)]
@@ -317,6 +400,10 @@ struct LaunchJson {
 impl From<&Route> for RouteJson {
     fn from(route: &Route) -> Self {
         let leaf = &route.backward.leaf;
+        let [forward_route, backward_route] = match &route.chosen {
+            Some(chosen) => chosen.clone().map(Some),
+            None => [None, None],
+        };
         RouteJson {
             rows: route.rows,
             forward: route.forward.launch.map(LaunchJson::from),
@@ -327,6 +414,8 @@ impl From<&Route> for RouteJson {
             run_leaves: route.run_leaves(),
             nodes: route.nodes(),
             workspace_bytes: route.backward.workspace_bytes,
+            forward_route,
+            backward_route,
         }
     }
 }

@@ -1,14 +1,16 @@
 //! The backward's plan.
 
+use super::choice::Choice;
+use super::routes::{Call, Origin, Route, Routes};
 use super::{
-    Alignment, BackwardForm, DeviceProperties, Gradients, Launch, Rstd, check_rows, entry, forward,
-    general, routes,
+    Alignment, BackwardForm, DeviceProperties, Gradients, Launch, Rstd, check_launch, check_rows,
+    entry, forward, general, keeps, not_kept, routes,
 };
 use crate::error::{Error, Result};
 use crate::op::RmsNorm;
 use cake_rmsnorm_kernels::arith::TILE;
 use cake_rmsnorm_kernels::backward::{block, reduce, split, warp, wide};
-use cake_rmsnorm_kernels::contract::{Program, WeightType};
+use cake_rmsnorm_kernels::contract::Program;
 use cake_rmsnorm_kernels::leaf;
 use cake_rmsnorm_kernels::row_sum::SCRATCH_BYTES;
 use cake_rmsnorm_kernels::tree;
@@ -71,7 +73,7 @@ pub struct BackwardPlan {
 
 impl BackwardPlan {
     /// Nothing to launch.
-    const EMPTY: BackwardPlan = BackwardPlan {
+    pub(super) const EMPTY: BackwardPlan = BackwardPlan {
         statistics: None,
         main: None,
         reduce: None,
@@ -85,13 +87,41 @@ impl BackwardPlan {
         node_bytes: 0,
         sums_in_shared: false,
     };
+
+    fn size_workspace(&mut self, hidden: u32, rows: u64) {
+        self.node_bytes = match self.reduce {
+            Some(_) => u64::from(self.leaf.runs()) * 8 * u64::from(tree::node_columns(hidden)),
+            None => 0,
+        };
+        let rstd_bytes = match self.statistics {
+            Some(_) => 4 * rows,
+            None => 0,
+        };
+        self.workspace_bytes = self.node_bytes + rstd_bytes;
+    }
 }
 
-/// Plans a backward of `op` over `rows` rows.
+/// Plans a backward of `op` over `rows` rows by the built-in routes.
 ///
 /// # Errors
 /// - [`Error::TooManyRows`]; [`Error::UnsupportedDevice`]; [`Error::SharedMemory`].
 pub fn backward(
+    op: &RmsNorm,
+    rows: u64,
+    form: BackwardForm,
+    device: &DeviceProperties,
+) -> Result<BackwardPlan> {
+    backward_by(Routes::built_in(), op, rows, form, device)
+}
+
+/// As [`backward`], by other routes. They are for rows whose types, width and alignment the fast
+/// kernels take; one gradient alone, rows in groups and dx in place of an input leave fewer
+/// programs.
+///
+/// # Errors
+/// - As [`backward`].
+pub fn backward_by(
+    routes: &Routes,
     op: &RmsNorm,
     rows: u64,
     form: BackwardForm,
@@ -102,23 +132,13 @@ pub fn backward(
     let mut plan = if rows == 0 {
         without_rows(op.hidden() as u32, form.gradients, device)?
     } else {
-        let mut plan = gradients(op, rows, form, device)?;
+        let mut plan = gradients(routes, op, rows, form, device)?;
         if form.rstd == Rstd::Recomputed {
-            plan.statistics = Some(forward::statistics(op, rows, form.alignment, device)?);
+            plan.statistics = forward::statistics(op, rows, form.alignment, device)?;
         }
         plan
     };
-    plan.node_bytes = match plan.reduce {
-        Some(_) => {
-            u64::from(plan.leaf.runs()) * 8 * u64::from(tree::node_columns(op.hidden() as u32))
-        }
-        None => 0,
-    };
-    let rstd_bytes = match plan.statistics {
-        Some(_) => 4 * rows,
-        None => 0,
-    };
-    plan.workspace_bytes = plan.node_bytes + rstd_bytes;
+    plan.size_workspace(op.hidden() as u32, rows);
     Ok(plan)
 }
 
@@ -143,6 +163,7 @@ fn without_rows(
 
 /// dx and dw from rstd.
 fn gradients(
+    routes: &Routes,
     op: &RmsNorm,
     rows: u64,
     form: BackwardForm,
@@ -150,24 +171,38 @@ fn gradients(
 ) -> Result<BackwardPlan> {
     let hidden = op.hidden() as u32;
     let general = || general::backward(hidden, rows, form.gradients, device);
-    let (Some(weight), Alignment::Vector) = (op.fast_weight(), form.alignment) else {
+    let (Ok(call), Alignment::Vector) = (op.call(rows, form.residual), form.alignment) else {
         return general();
     };
+    if form.gradients == Gradients::Both && !form.in_place && !form.grouped {
+        let (plan, ..) = route(routes, &call, device)?;
+        return Ok(plan);
+    }
     // In place, dw must not be summed from rows that others have overwritten.
     let beside = form.gradients != Gradients::Both || !form.in_place;
     // In the window the split program's column tasks have a leaf a position, and their second read
     // comes from L2.
     if rows > leaf::window_rows(hidden) || !beside {
-        let serves = |max_hidden: u32, program: Program| {
-            let warp = matches!(program, Program::BackwardWarp { .. });
-            hidden <= max_hidden && (warp || !form.grouped && form.gradients != Gradients::Input)
+        let serves = |program: Program| match program {
+            Program::BackwardWarp { .. } => true,
+            Program::BackwardBlock { .. } | Program::BackwardWide => {
+                !form.grouped && form.gradients != Gradients::Input
+            }
+            _ => false,
         };
         // The first is meant for the width; a device with little shared memory takes a wider one.
-        let plan = routes::BACKWARD.iter().find_map(|&(max_hidden, program)| {
-            let plan = |()| single_read(hidden, weight, rows, form, device, program).ok();
-            serves(max_hidden, program).then_some(()).and_then(plan)
+        let held = routes
+            .backwards()
+            .filter(|(route, _)| route.window.holds_shape(&call) && serves(route.choice.program));
+        let mut plans = held.map(|(route, _)| {
+            single_read(
+                &in_form(route.choice, form.grouped),
+                &call,
+                form.gradients,
+                device,
+            )
         });
-        if let Some(plan) = plan {
+        if let Some(plan) = plans.find_map(Result::ok) {
             return Ok(plan);
         }
         // Reading rows twice or thrice for dw is worse than what takes everything.
@@ -175,17 +210,110 @@ fn gradients(
             return general();
         }
     }
-    split_plan(hidden, weight, rows, form, device)
+    split_plan(&call, form, device)
 }
 
-/// One launch: column tasks beside row tasks, or either alone.
-fn split_plan(
-    hidden: u32,
-    weight: WeightType,
-    rows: u64,
-    form: BackwardForm,
+/// The choice whose program takes rows in groups, if they come so.
+fn in_form(choice: Choice, grouped: bool) -> Choice {
+    let program = match choice.program {
+        Program::BackwardWarp {
+            vectors, stages, ..
+        } => Program::BackwardWarp {
+            vectors,
+            stages,
+            grouped,
+        },
+        other => other,
+    };
+    Choice { program, ..choice }
+}
+
+/// The plan of a call with rows, and the route that made it.
+pub(super) fn route<'a>(
+    routes: &'a Routes,
+    call: &Call,
+    device: &DeviceProperties,
+) -> Result<(BackwardPlan, &'a Route, Origin<'a>)> {
+    let multiprocessors = device.multiprocessors();
+    let mut refused = None;
+    for (route, origin) in routes.backwards() {
+        if route.window.holds(call, multiprocessors) {
+            match chosen(&route.choice, call, device) {
+                Ok(plan) => return Ok((plan, route, origin)),
+                Err(error) => refused = Some(error),
+            }
+        }
+    }
+    Err(refused.unwrap_or_else(|| unreachable!("the operator's hidden size was checked")))
+}
+
+/// The plan of a choice, if call and device keep its contract.
+pub(super) fn chosen(
+    choice: &Choice,
+    call: &Call,
     device: &DeviceProperties,
 ) -> Result<BackwardPlan> {
+    let mut plan = match choice.program {
+        Program::BackwardSplit { .. } | Program::BackwardSplitWide => split(choice, call, device)?,
+        Program::BackwardWarp { .. } | Program::BackwardBlock { .. } | Program::BackwardWide => {
+            single_read(choice, call, Gradients::Both, device)?
+        }
+        _ => return Err(not_kept(choice, "it is no backward")),
+    };
+    plan.size_workspace(call.hidden, call.rows);
+    Ok(plan)
+}
+
+/// One launch: column tasks beside row tasks.
+fn split(choice: &Choice, call: &Call, device: &DeviceProperties) -> Result<BackwardPlan> {
+    let Call { hidden, rows, .. } = *call;
+    let keeps = |condition, reason| keeps(choice, condition, reason);
+    keeps(
+        (1..=16).contains(&choice.warps),
+        "a block has 1 to 16 warps",
+    )?;
+    let threads = 32 * choice.warps;
+    let leaves = LeafTable::new(rows, hidden, 0).leaves;
+    let leaf = LeafTable::new(rows, hidden, chunk_log2(leaves, threads));
+    let row_blocks = match choice.program {
+        Program::BackwardSplit { vectors } => {
+            let covered = TILE * vectors * choice.warps;
+            keeps(hidden <= covered, "a block holds no row of this width")?;
+            let leaf_a_position = leaf.run_log2 == 0;
+            keeps(leaf_a_position, "a block has fewer positions than leaves")?;
+            rows
+        }
+        // Row tasks beyond what is resident are taken in turns.
+        _ => rows.min(choice.resident(threads, device.multiprocessors())),
+    };
+    let grid = u64::from(split::column_tasks(hidden)) + row_blocks;
+    keeps(
+        grid <= MAX_GRID,
+        "the grid has more blocks than a launch can",
+    )?;
+    let main = Launch {
+        kernel: entry(choice.program, Some(call.weight), call.residual)?,
+        grid: grid as u32,
+        block: threads,
+        shared_bytes: reduce::shared_bytes(threads, leaf.run_log2).max(SCRATCH_BYTES),
+        dependent: false,
+    };
+    check_launch(choice.program, &main, device)?;
+    Ok(BackwardPlan {
+        main: Some(main),
+        leaf,
+        ..BackwardPlan::EMPTY
+    })
+}
+
+/// One launch for forms that routes are not for: column tasks beside row tasks, or either alone.
+fn split_plan(call: &Call, form: BackwardForm, device: &DeviceProperties) -> Result<BackwardPlan> {
+    let Call {
+        hidden,
+        rows,
+        weight,
+        ..
+    } = *call;
     let tiles = hidden.div_ceil(TILE);
     let small = rows <= routes::SPLIT_SMALL_BLOCK_MAX_ROWS && hidden <= 4096;
     let threads = match form.gradients {
@@ -219,7 +347,7 @@ fn split_plan(
         _ => split::column_tasks(hidden),
     };
     let main = Launch {
-        kernel: entry(program, Some(weight), form.residual),
+        kernel: entry(program, Some(weight), form.residual)?,
         grid: column_blocks + row_blocks as u32,
         block: threads,
         shared_bytes,
@@ -234,62 +362,77 @@ fn split_plan(
 
 /// A main launch that reads x and dy once, then the reduce.
 fn single_read(
-    hidden: u32,
-    weight: WeightType,
-    rows: u64,
-    form: BackwardForm,
+    choice: &Choice,
+    call: &Call,
+    gradients: Gradients,
     device: &DeviceProperties,
-    program: Program,
 ) -> Result<BackwardPlan> {
-    let residual = form.residual;
-    let program = match program {
-        Program::BackwardWarp {
-            vectors, stages, ..
-        } => Program::BackwardWarp {
-            vectors,
-            stages,
-            grouped: form.grouped,
-        },
-        other => other,
-    };
-    let workers = device.multiprocessors();
-    let (block, smallest_run) = match program {
+    let Call {
+        hidden,
+        rows,
+        residual,
+        ..
+    } = *call;
+    let keeps = |condition, reason| keeps(choice, condition, reason);
+    let (block, smallest_run) = match choice.program {
         Program::BackwardWarp { vectors, .. } => {
-            let (warps, _) = routes::backward_warps(vectors);
-            (32 * warps, warps.ilog2())
+            keeps(
+                hidden <= TILE * vectors,
+                "a warp holds no row of this width",
+            )?;
+            let warps = choice.warps;
+            keeps(
+                warps.is_power_of_two(),
+                "a block has a power of two of warps",
+            )?;
+            (choice.block(), warps.ilog2())
         }
         Program::BackwardBlock { vectors, .. } => {
+            keeps(hidden <= 16_384, "rows have at most 16,384 elements")?;
             let group = block::group_threads(vectors, hidden);
-            let groups_log2 = (routes::BACKWARD_BLOCK_THREADS / group).clamp(1, 8).ilog2();
+            let groups_log2 = (choice.block() / group).clamp(1, 8).ilog2();
             (group << groups_log2, groups_log2)
         }
         _ => (32 * hidden.div_ceil(TILE * wide::VECTORS as u32), 0),
     };
-    let shared = |run_log2| shared_bytes(program, residual, hidden, block, run_log2);
-    let run_log2 = match program {
-        Program::BackwardBlock { .. } => {
+    let kernel = entry(choice.program, Some(call.weight), residual)?;
+    // Before shared memory is worked out, which may not fit in 32 bits.
+    keeps(block <= kernel.max_threads, "a block has too many threads")?;
+    let shared = |run_log2| shared_bytes(choice.program, residual, hidden, block, run_log2);
+    let workers = device.multiprocessors();
+    let run_log2 = match (choice.program, choice.run_log2) {
+        (Program::BackwardBlock { .. }, Some(run_log2)) => {
+            keeps(
+                run_log2 >= smallest_run,
+                "a run has fewer leaves than a block groups",
+            )?;
+            keeps(run_log2 <= MAX_RUN_LOG2, "a run has too many leaves")?;
+            run_log2
+        }
+        (Program::BackwardBlock { .. }, None) => {
             let available = device.shared_bytes_per_block;
-            best_run(rows, hidden, workers, smallest_run, |r| {
-                shared(r) <= available
-            })
+            best_run(call, workers, smallest_run, |r| shared(r) <= available)
         }
         _ => smallest_run,
     };
-    fits(shared(run_log2), device)?;
     let leaf = LeafTable::new(rows, hidden, run_log2);
-    let blocks = match program {
-        Program::BackwardWarp { vectors, .. } => routes::backward_warps(vectors).1,
-        _ => 1,
-    };
+    let grid = u64::from(leaf.runs()).min(choice.resident(block, workers));
+    // Kernels count rows, those a grid's runs ahead included, in 32 bits.
+    let ahead = grid << (leaf.leaf_log2 + run_log2);
+    keeps(
+        rows + ahead <= u64::from(u32::MAX),
+        "rows do not fit in 32 bits",
+    )?;
     let main = Launch {
-        kernel: entry(program, Some(weight), residual),
-        grid: leaf.runs().min(workers * blocks),
+        kernel,
+        grid: grid as u32,
         block,
         shared_bytes: shared(run_log2),
         dependent: false,
     };
+    check_launch(choice.program, &main, device)?;
 
-    with_reduce(main, leaf, hidden, form.gradients, device)
+    with_reduce(main, leaf, hidden, gradients, device)
 }
 
 /// `main`, which stores a node for each run, and the reduce, if dw is wanted.
@@ -320,7 +463,7 @@ fn reduce_launch(hidden: u32, nodes: u32, device: &DeviceProperties) -> Result<L
     let shared_bytes = reduce::shared_bytes(REDUCE_THREADS, chunk_log2(nodes, REDUCE_THREADS));
     fits(shared_bytes, device)?;
     Ok(Launch {
-        kernel: entry(Program::Reduce, None, false),
+        kernel: entry(Program::Reduce, None, false)?,
         grid: split::column_tasks(hidden),
         block: REDUCE_THREADS,
         shared_bytes,
@@ -328,6 +471,10 @@ fn reduce_launch(hidden: u32, nodes: u32, device: &DeviceProperties) -> Result<L
     })
 }
 
+/// Blocks of a launch, at most.
+const MAX_GRID: u64 = (1 << 31) - 1;
+/// log₂ of the leaves of a run, at most: of all there are.
+const MAX_RUN_LOG2: u32 = 13;
 /// Threads of the reduce.
 pub(super) const REDUCE_THREADS: u32 = 256;
 
@@ -374,21 +521,34 @@ pub(super) fn chunk_log2(nodes: u32, threads: u32) -> u32 {
         .trailing_zeros()
 }
 
+/// Largest workspace of rows up to [`WORKSPACE_HIDDEN`] elements, in bytes.
+const WORKSPACE_BYTES: u64 = 16 << 20;
+const WORKSPACE_HIDDEN: u32 = 8192;
+/// Rows from which on the nodes that are stored are at most a fiftieth of the matrices.
+const FEW_NODES_ROWS: u64 = 16_384;
+
 /// The run size that finishes first: the rows of the busiest worker, and the traffic of the
-/// nodes (written and read, mostly within L2: half weight).
-fn best_run(
-    rows: u64,
-    hidden: u32,
-    workers: u32,
-    smallest: u32,
-    fits: impl Fn(u32) -> bool,
-) -> u32 {
+/// nodes (written and read, mostly within L2: half weight). Workspace and nodes are as few as
+/// promised, where a run that large fits.
+fn best_run(call: &Call, workers: u32, smallest: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let Call { hidden, rows, .. } = *call;
+    let matrices = if call.residual { 4 } else { 3 };
     let cost = |run_log2: u32| {
         let leaf = LeafTable::new(rows, hidden, run_log2);
         let rounds = u64::from(leaf.runs().div_ceil(workers));
         let busiest = rounds << (run_log2 + leaf.leaf_log2);
         6 * busiest * u64::from(workers) + 8 * u64::from(leaf.runs())
     };
-    let candidates = (smallest..=smallest + 4).filter(|&r| r == smallest || fits(r));
-    candidates.min_by_key(|&r| cost(r)).unwrap_or(smallest)
+    let too_many = |run_log2: u32| {
+        let nodes = u64::from(LeafTable::new(rows, hidden, run_log2).runs());
+        let workspace = nodes * 8 * u64::from(hidden);
+        // 8 bytes a node and column, 2 a matrix, row and column.
+        let share = rows < FEW_NODES_ROWS || 50 * 8 * nodes <= 2 * matrices * rows;
+        let few = share && (hidden > WORKSPACE_HIDDEN || workspace <= WORKSPACE_BYTES);
+        if few { 0 } else { nodes }
+    };
+    let candidates = (smallest..=smallest + 5).filter(|&r| r == smallest || fits(r));
+    candidates
+        .min_by_key(|&r| (too_many(r), cost(r)))
+        .unwrap_or(smallest)
 }

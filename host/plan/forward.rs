@@ -1,10 +1,14 @@
 //! The forward's plan.
 
-use super::{Alignment, DeviceProperties, ForwardForm, Launch, check_rows, entry, general, routes};
+use super::choice::Choice;
+use super::routes::{Call, Origin, Route, Routes};
+use super::{
+    Alignment, DeviceProperties, ForwardForm, Launch, check_rows, entry, general, keeps, routes,
+};
 use crate::error::Result;
 use crate::op::RmsNorm;
 use cake_rmsnorm_kernels::arith::TILE;
-use cake_rmsnorm_kernels::contract::{Program, WeightType};
+use cake_rmsnorm_kernels::contract::Program;
 use cake_rmsnorm_kernels::row_sum::SCRATCH_BYTES;
 
 /// What a forward launches.
@@ -14,7 +18,7 @@ pub struct ForwardPlan {
     pub launch: Option<Launch>,
 }
 
-/// Plans a forward of `op` over `rows` rows.
+/// Plans a forward of `op` over `rows` rows by the built-in routes.
 ///
 /// # Errors
 /// - [`crate::Error::TooManyRows`]; [`crate::Error::UnsupportedDevice`];
@@ -25,19 +29,35 @@ pub fn forward(
     form: ForwardForm,
     device: &DeviceProperties,
 ) -> Result<ForwardPlan> {
+    forward_by(Routes::built_in(), op, rows, form, device)
+}
+
+/// As [`forward`], by other routes. They are for rows that are not in groups, and whose types,
+/// width and alignment the fast kernels take.
+///
+/// # Errors
+/// - As [`forward`].
+pub fn forward_by(
+    routes: &Routes,
+    op: &RmsNorm,
+    rows: u64,
+    form: ForwardForm,
+    device: &DeviceProperties,
+) -> Result<ForwardPlan> {
     check_rows(rows)?;
     device.check()?;
     if rows == 0 {
         return Ok(ForwardPlan { launch: None });
     }
-    let hidden = op.hidden() as u32;
-    let (Some(weight), Alignment::Vector) = (op.fast_weight(), form.alignment) else {
-        let launch = Some(general::forward(hidden, rows, device)?);
+    let (Ok(call), Alignment::Vector) = (op.call(rows, form.residual), form.alignment) else {
+        let launch = Some(general::forward(op.hidden() as u32, rows, device)?);
         return Ok(ForwardPlan { launch });
     };
-    Ok(ForwardPlan {
-        launch: Some(launch(hidden, weight, rows, form, device)),
-    })
+    if form.grouped {
+        return any_view(&call, device);
+    }
+    let (plan, ..) = route(routes, &call, device)?;
+    Ok(plan)
 }
 
 /// rstd of `rows` rows, and nothing else: the forward of a backward that has none.
@@ -46,61 +66,83 @@ pub(super) fn statistics(
     rows: u64,
     alignment: Alignment,
     device: &DeviceProperties,
-) -> Result<Launch> {
-    let hidden = op.hidden() as u32;
-    match (op.fast_weight(), alignment) {
-        (Some(weight), Alignment::Vector) => {
-            let form = ForwardForm {
-                residual: false,
-                alignment,
-                grouped: true,
-            };
-            Ok(launch(hidden, weight, rows, form, device))
-        }
-        _ => general::forward(hidden, rows, device),
+) -> Result<Option<Launch>> {
+    match (op.call(rows, false), alignment) {
+        (Ok(call), Alignment::Vector) => Ok(any_view(&call, device)?.launch),
+        _ => general::forward(op.hidden() as u32, rows, device).map(Some),
     }
 }
 
-/// The launch of the program whose time it is.
-fn launch(
-    hidden: u32,
-    weight: WeightType,
-    rows: u64,
-    form: ForwardForm,
+/// The programs that take rows in groups, and no y: of each width the first.
+fn any_view(call: &Call, device: &DeviceProperties) -> Result<ForwardPlan> {
+    let mut routes = routes::FORWARD.iter();
+    let route = routes.find(|route| route.window.holds_shape(call));
+    let route = route.unwrap_or_else(|| unreachable!("the last is for any width"));
+    chosen(&route.choice, call, device)
+}
+
+/// The plan of a call with rows, and the route that made it.
+pub(super) fn route<'a>(
+    routes: &'a Routes,
+    call: &Call,
     device: &DeviceProperties,
-) -> Launch {
-    let route = routes::FORWARD
-        .iter()
-        .find(|route| hidden <= route.max_hidden);
-    let route = route.unwrap_or_else(|| unreachable!("the operator's hidden size was checked"));
-    let multiprocessors = u64::from(device.multiprocessors());
-    let programs = if form.residual {
-        route.residual
-    } else {
-        route.plain
-    };
-    let serves = |most: u64| form.grouped || rows.div_ceil(multiprocessors) <= most;
-    let forward = programs.iter().find(|(most, _)| serves(*most));
-    let (_, forward) = forward.unwrap_or_else(|| unreachable!("the last is for any number"));
-    let (warps, grid, shared_bytes) = match forward.program {
-        Program::ForwardWarp { rows: each, .. } => {
-            let blocks = rows.div_ceil(u64::from(each * forward.warps));
-            (forward.warps, blocks, 0)
+) -> Result<(ForwardPlan, &'a Route, Origin<'a>)> {
+    let multiprocessors = device.multiprocessors();
+    let mut refused = None;
+    for (route, origin) in routes.forwards() {
+        if route.window.holds(call, multiprocessors) {
+            match chosen(&route.choice, call, device) {
+                Ok(plan) => return Ok((plan, route, origin)),
+                Err(error) => refused = Some(error),
+            }
+        }
+    }
+    Err(refused.unwrap_or_else(|| unreachable!("the operator's hidden size was checked")))
+}
+
+/// The plan of a choice, if call and device keep its contract.
+pub(super) fn chosen(
+    choice: &Choice,
+    call: &Call,
+    device: &DeviceProperties,
+) -> Result<ForwardPlan> {
+    let Call { hidden, rows, .. } = *call;
+    let keeps = |condition, reason| keeps(choice, condition, reason);
+    let multiprocessors = device.multiprocessors();
+    let (block, grid, shared_bytes) = match choice.program {
+        Program::ForwardWarp {
+            vectors,
+            rows: each,
+        } => {
+            keeps(
+                hidden <= TILE * vectors,
+                "a warp holds no row of this width",
+            )?;
+            let rows_a_block = u64::from(each) * u64::from(choice.warps.max(1));
+            (choice.block(), rows.div_ceil(rows_a_block), 0)
         }
         Program::ForwardBlock { vectors, .. } => {
-            (hidden.div_ceil(TILE * vectors), rows, SCRATCH_BYTES)
+            let block = 32 * hidden.div_ceil(TILE * vectors);
+            (block, rows, SCRATCH_BYTES)
         }
-        _ => {
-            let warps = hidden.div_ceil(TILE).min(forward.warps);
-            let blocks = u64::from((forward.resident_threads / (32 * warps)).max(1));
-            (warps, rows.min(multiprocessors * blocks), SCRATCH_BYTES)
+        Program::ForwardWide => {
+            // No more warps than the row has work for.
+            let block = choice.block().min(32 * hidden.div_ceil(TILE));
+            let grid = rows.min(choice.resident(block, multiprocessors));
+            (block, grid, SCRATCH_BYTES)
         }
+        _ => return Err(super::not_kept(choice, "it is no forward")),
     };
-    Launch {
-        kernel: entry(forward.program, Some(weight), form.residual),
-        grid: grid as u32,
-        block: 32 * warps,
+    let kernel = entry(choice.program, Some(call.weight), call.residual)?;
+    let launch = Launch {
+        kernel,
+        grid: grid.max(1) as u32,
+        block,
         shared_bytes,
         dependent: false,
-    }
+    };
+    super::check_launch(choice.program, &launch, device)?;
+    Ok(ForwardPlan {
+        launch: Some(launch),
+    })
 }

@@ -90,7 +90,7 @@ pub fn gated_forward(
     let units = rows.div_ceil(u64::from(rows_of_block));
     let grid = workers(op, units, block, FORWARD_THREADS, device) * op.groups() as u32;
     let launch = Launch {
-        kernel: entry(program, Some(op.weight_type()), false),
+        kernel: entry(program, Some(op.weight_type()), false)?,
         grid,
         block,
         shared_bytes,
@@ -141,7 +141,7 @@ pub fn gated_backward(
     let hidden = op.hidden() as u32;
     let chunk_log2 = chunk_log2(leaf.runs(), REDUCE_THREADS);
     let reduce = Launch {
-        kernel: entry(Program::Reduce, None, false),
+        kernel: entry(Program::Reduce, None, false)?,
         grid: split::column_tasks(hidden),
         block: REDUCE_THREADS,
         shared_bytes: reduce::shared_bytes(REDUCE_THREADS, chunk_log2),
@@ -202,7 +202,7 @@ fn main(
     let shared_bytes = shared(leaf.run_log2);
     fits(shared_bytes, device)?;
     Ok(Launch {
-        kernel: entry(program, Some(op.weight_type()), false),
+        kernel: entry(program, Some(op.weight_type()), false)?,
         grid: leaf.runs().min(share) * op.groups() as u32,
         block,
         shared_bytes,

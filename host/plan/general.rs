@@ -31,7 +31,7 @@ pub(super) fn forward(hidden: u32, rows: u64, device: &DeviceProperties) -> Resu
     let block = threads(hidden, max_warps);
     let resident = u64::from(device.multiprocessors() * (resident_threads / block));
     Ok(Launch {
-        kernel: entry(Program::GeneralForward, None, false),
+        kernel: entry(Program::GeneralForward, None, false)?,
         grid: rows.min(resident) as u32,
         block,
         shared_bytes: SCRATCH_BYTES,
@@ -72,7 +72,7 @@ pub(super) fn backward(
         .unwrap_or(0);
     let leaf = LeafTable::new(rows, hidden, run_log2);
     let main = Launch {
-        kernel: entry(Program::GeneralBackward, None, false),
+        kernel: entry(Program::GeneralBackward, None, false)?,
         grid: leaf.runs().min(resident),
         block,
         shared_bytes: shared(run_log2),

@@ -1,11 +1,12 @@
 //! What an operator needs to have loaded: the kernels that its plans choose from.
 
-use super::{Alignment, BackwardForm, DeviceProperties, ForwardForm, Launch};
+use super::{Alignment, BackwardForm, DeviceProperties, ForwardForm, Launch, Routes};
 use crate::error::Result;
 use crate::gated::GatedRmsNorm;
 use crate::op::{MAX_ROWS, RmsNorm};
 use crate::plan;
 use cake_rmsnorm_kernels::contract::Kernel;
+use std::collections::BTreeSet;
 
 /// How the arguments of an operator's calls lie in memory, as far as its kernels depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -23,9 +24,9 @@ impl Views {
     }
 }
 
-/// Every kernel that a forward or a backward of `op` launches on `device`, whatever T is and
-/// whatever arguments are there, as long as they lie as `views` says. A handful: they depend on H
-/// and the element types.
+/// Every kernel that a forward or a backward of `op` launches on `device` by the built-in routes,
+/// whatever T is and whatever arguments are there, as long as they lie as `views` says. A handful:
+/// they depend on H and the element types.
 ///
 /// # Errors
 /// - As the plans, when no T has one.
@@ -35,17 +36,35 @@ pub fn kernels(
     views: Views,
     device: &DeviceProperties,
 ) -> Result<Vec<&'static Kernel>> {
-    collect(heights().flat_map(|rows| {
+    kernels_by(Routes::built_in(), op, residual, views, device)
+}
+
+/// As [`kernels`], by other routes.
+///
+/// # Errors
+/// - As the plans, when no T has one.
+pub fn kernels_by(
+    routes: &Routes,
+    op: &RmsNorm,
+    residual: bool,
+    views: Views,
+    device: &DeviceProperties,
+) -> Result<Vec<&'static Kernel>> {
+    let limits = op.route_limits(routes, residual, device);
+    let beside = limits.into_iter().flat_map(|rows| [rows, rows + 1]);
+    let heights: BTreeSet<u64> = heights().chain(beside).collect();
+    let heights = heights.into_iter().filter(|rows| *rows <= MAX_ROWS);
+    collect(heights.flat_map(|rows| {
         let forward = ForwardForm::every(residual);
         let forward = forward.filter(move |form| views.hold(form.alignment, form.grouped, false));
         let forward = forward.map(move |form| {
-            let forward = plan::forward(op, rows, form, device);
+            let forward = plan::forward_by(routes, op, rows, form, device);
             forward.map(|plan| [plan.launch, None, None])
         });
         let backward = BackwardForm::every(residual);
         let backward = backward.filter(move |it| views.hold(it.alignment, it.grouped, it.in_place));
         let backward = backward.map(move |form| {
-            let backward = plan::backward(op, rows, form, device);
+            let backward = plan::backward_by(routes, op, rows, form, device);
             backward.map(|plan| [plan.statistics, plan.main, plan.reduce])
         });
         forward.chain(backward)
@@ -91,7 +110,8 @@ fn collect(
     }
 }
 
-/// Heights of which every window of T with plans of its own holds one: eight an octave.
+/// Heights of which every window of T with plans of its own holds one, but for the routes' limits:
+/// eight an octave.
 fn heights() -> impl Iterator<Item = u64> {
     let octave = |log2: u32| (8..16).map(move |eighths| (eighths << log2) / 8);
     (0..31).flat_map(octave).chain([0, MAX_ROWS])

@@ -2,6 +2,9 @@
 //! no device is touched. A plan never changes a bit of any output, only who computes it.
 
 mod backward;
+mod candidates;
+mod choice;
+mod file;
 mod form;
 mod forward;
 mod gated;
@@ -9,11 +12,13 @@ mod general;
 mod kernels;
 mod routes;
 
-pub use backward::{BackwardPlan, LeafTable, backward};
+pub use backward::{BackwardPlan, LeafTable, backward, backward_by};
+pub use choice::Choice;
 pub use form::{BackwardForm, ForwardForm, Gradients, Rstd};
-pub use forward::{ForwardPlan, forward};
+pub use forward::{ForwardPlan, forward, forward_by};
 pub use gated::{GatedBackwardPlan, GatedForwardPlan, gated_backward, gated_forward};
-pub use kernels::{Views, gated_kernels, kernels};
+pub use kernels::{Views, gated_kernels, kernels, kernels_by};
+pub use routes::{MaxRows, Origin, Route, Routes, Window};
 
 use crate::error::{Error, Result};
 use crate::view::RowsView;
@@ -101,14 +106,59 @@ pub struct Launch {
 }
 
 /// The entry of a program. Asked once a launch, so the table is not searched.
-fn entry(program: Program, weight: Option<WeightType>, residual: bool) -> &'static Kernel {
+fn entry(program: Program, weight: Option<WeightType>, residual: bool) -> Result<&'static Kernel> {
     type Entries = FxHashMap<(Program, Option<WeightType>, bool), &'static Kernel>;
     static ENTRIES: LazyLock<Entries> = LazyLock::new(|| {
         let key = |kernel: &Kernel| (kernel.program, kernel.weight, kernel.residual);
         KERNELS.iter().map(|kernel| (key(kernel), kernel)).collect()
     });
     let found = ENTRIES.get(&(program, weight, residual));
-    found.unwrap_or_else(|| unreachable!("routes name programs of the table: {program:?}"))
+    found.copied().ok_or(Error::Route {
+        program,
+        reason: "it is not compiled for this weight and form",
+    })
+}
+
+/// What every launch keeps.
+fn check_launch(program: Program, launch: &Launch, device: &DeviceProperties) -> Result<()> {
+    let Launch {
+        kernel,
+        block,
+        shared_bytes: needed,
+        ..
+    } = *launch;
+    let fits = (32..=kernel.max_threads).contains(&block);
+    if !fits {
+        return Err(Error::Route {
+            program,
+            reason: "a block has no threads, or too many",
+        });
+    }
+    let (major, minor) = device.compute_capability;
+    if kernel.min_sm > 10 * major + minor {
+        return Err(Error::UnsupportedDevice { major, minor });
+    }
+    let found = device.shared_bytes_per_block;
+    if needed > found {
+        return Err(Error::SharedMemory { needed, found });
+    }
+    Ok(())
+}
+
+/// A condition of a program's contract.
+fn keeps(choice: &Choice, condition: bool, reason: &'static str) -> Result<()> {
+    if condition {
+        Ok(())
+    } else {
+        Err(not_kept(choice, reason))
+    }
+}
+
+fn not_kept(choice: &Choice, reason: &'static str) -> Error {
+    Error::Route {
+        program: choice.program,
+        reason,
+    }
 }
 
 fn check_rows(rows: u64) -> Result<()> {

@@ -1,145 +1,301 @@
-//! Routes as data: which program serves which widths. Kernels take no such decision.
+//! Routes as data: which program serves which calls. Kernels take no such decision, and no choice
+//! changes a bit.
 
-use cake_rmsnorm_kernels::contract::Program;
+use super::DeviceProperties;
+use super::choice::Choice;
+use cake_rmsnorm_kernels::contract::{Program, WeightType};
+use cake_rmsnorm_kernels::leaf;
+use std::path::{Path, PathBuf};
 
-/// Forward programs and the widths they serve.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ForwardRoute {
+/// A choice, and the calls that it is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Route {
+    /// The calls.
+    pub window: Window,
+    /// What they launch.
+    pub choice: Choice,
+}
+
+/// The calls that a route serves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// Narrowest row, H.
+    pub min_hidden: u32,
     /// Widest row.
     pub max_hidden: u32,
-    /// Programs with the most rows a multiprocessor for which they are chosen, in rising order.
-    pub plain: &'static [(u64, Forward)],
-    /// The same in the residual form.
-    pub residual: &'static [(u64, Forward)],
+    /// Most rows.
+    pub max_rows: MaxRows,
+    /// The weight's type; `None`: any.
+    pub weight: Option<WeightType>,
+    /// The residual form or the plain one; `None`: both.
+    pub residual: Option<bool>,
 }
 
-/// A forward program and how it is launched.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Forward {
-    pub program: Program,
-    /// Warps of a block, where the program does not say.
-    pub warps: u32,
-    /// Threads that stay on a multiprocessor, where blocks stay.
-    pub resident_threads: u32,
+/// A limit to T.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxRows {
+    /// None.
+    Any,
+    /// This many.
+    Total(u64),
+    /// This many for each multiprocessor.
+    PerMultiprocessor(u64),
 }
 
-const fn warp(vectors: u32, rows: u32, warps: u32) -> Forward {
-    Forward {
-        program: Program::ForwardWarp { vectors, rows },
-        warps,
-        resident_threads: 0,
+impl MaxRows {
+    /// The limit on a device.
+    #[must_use]
+    pub fn on(self, multiprocessors: u32) -> u64 {
+        match self {
+            MaxRows::Any => u64::MAX,
+            MaxRows::Total(rows) => rows,
+            MaxRows::PerMultiprocessor(rows) => rows.saturating_mul(multiprocessors.into()),
+        }
     }
 }
 
-const fn block(reread: bool) -> Forward {
-    Forward {
-        program: Program::ForwardBlock { vectors: 4, reread },
-        warps: 0,
-        resident_threads: 0,
+/// A call, as windows see it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Call {
+    pub hidden: u32,
+    pub rows: u64,
+    pub weight: WeightType,
+    pub residual: bool,
+}
+
+impl Window {
+    /// Every call.
+    pub const ALL: Window = Window {
+        min_hidden: 0,
+        max_hidden: u32::MAX,
+        max_rows: MaxRows::Any,
+        weight: None,
+        residual: None,
+    };
+
+    pub(super) fn holds(&self, call: &Call, multiprocessors: u32) -> bool {
+        self.holds_shape(call) && call.rows <= self.max_rows.on(multiprocessors)
+    }
+
+    /// Whether the call is inside but perhaps for T.
+    pub(super) fn holds_shape(&self, call: &Call) -> bool {
+        (self.min_hidden..=self.max_hidden).contains(&call.hidden)
+            && self.weight.is_none_or(|weight| weight == call.weight)
+            && self
+                .residual
+                .is_none_or(|residual| residual == call.residual)
     }
 }
 
-const WIDE: Forward = Forward {
-    program: Program::ForwardWide,
-    warps: 16,
-    resident_threads: 1536,
+/// Where a route came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin<'a> {
+    /// The tables of this library.
+    BuiltIn,
+    /// A file.
+    File(&'a Path),
+    /// The program that made these routes.
+    Chosen,
+}
+
+/// Routes for forwards and backwards: of every list the first that holds the call, and whose
+/// contract the call and the device keep, serves. The built-in routes come last and serve every
+/// call.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Routes {
+    pub(super) forward: Vec<Route>,
+    pub(super) backward: Vec<Route>,
+    pub(super) path: Option<PathBuf>,
+}
+
+static BUILT_IN: Routes = Routes {
+    forward: Vec::new(),
+    backward: Vec::new(),
+    path: None,
 };
 
-const ANY: u64 = u64::MAX;
+impl Routes {
+    /// The tables of this library, from measurements on an H200.
+    #[must_use]
+    pub fn built_in() -> &'static Routes {
+        &BUILT_IN
+    }
 
-const fn route(
-    max_hidden: u32,
-    plain: &'static [(u64, Forward)],
-    residual: &'static [(u64, Forward)],
-) -> ForwardRoute {
-    ForwardRoute {
+    /// Every call is served by these choices, where it keeps their contracts.
+    #[must_use]
+    pub fn only(forward: Option<Choice>, backward: Option<Choice>) -> Routes {
+        let route = |choice: Option<Choice>| {
+            let window = Window::ALL;
+            Vec::from_iter(choice.map(|choice| Route { window, choice }))
+        };
+        Routes {
+            forward: route(forward),
+            backward: route(backward),
+            path: None,
+        }
+    }
+
+    pub(super) fn forwards(&self) -> impl Iterator<Item = (&Route, Origin<'_>)> {
+        self.of(&self.forward, FORWARD)
+    }
+
+    pub(super) fn backwards(&self) -> impl Iterator<Item = (&Route, Origin<'_>)> {
+        self.of(&self.backward, BACKWARD)
+    }
+
+    /// Limits to T of the routes whose windows hold the call but for T.
+    pub(super) fn limits(
+        &self,
+        call: &Call,
+        device: &DeviceProperties,
+    ) -> impl Iterator<Item = u64> {
+        let multiprocessors = device.multiprocessors();
+        let routes = self.forwards().chain(self.backwards());
+        let held = routes.filter(move |(route, _)| route.window.holds_shape(call));
+        held.map(move |(route, _)| route.window.max_rows.on(multiprocessors))
+    }
+
+    fn of<'a>(
+        &'a self,
+        own: &'a [Route],
+        built_in: &'a [Route],
+    ) -> impl Iterator<Item = (&'a Route, Origin<'a>)> {
+        let origin = match &self.path {
+            Some(path) => Origin::File(path),
+            None => Origin::Chosen,
+        };
+        let own = own.iter().map(move |route| (route, origin));
+        own.chain(built_in.iter().map(|route| (route, Origin::BuiltIn)))
+    }
+}
+
+/// Rows of up to `max_hidden` elements: in a table narrower ones meet their route before.
+const fn up_to(max_hidden: u32, max_rows: MaxRows, choice: Choice) -> Route {
+    let window = Window {
         max_hidden,
-        plain,
-        residual,
-    }
+        max_rows,
+        ..Window::ALL
+    };
+    Route { window, choice }
 }
 
-/// By width, the first that is wide enough. Rows in groups go to the first program of a list, which
-/// takes them.
-pub(super) const FORWARD: &[ForwardRoute] = &[
-    route(
-        256,
-        &[(64, warp(1, 1, 4)), (ANY, warp(1, 4, 2))],
-        &[(64, warp(1, 1, 4)), (ANY, warp(1, 4, 2))],
-    ),
-    route(
-        512,
-        &[(64, warp(2, 1, 4)), (ANY, warp(2, 2, 2))],
-        &[(64, warp(2, 1, 4)), (ANY, warp(2, 2, 2))],
-    ),
-    route(
-        2048,
-        &[(128, block(false)), (ANY, block(true))],
-        &[(2, block(false)), (ANY, block(true))],
-    ),
-    route(
-        16_384,
-        &[(64, block(false)), (ANY, block(true))],
-        &[(2, block(false)), (ANY, block(true))],
-    ),
-    route(65_536, &[(ANY, WIDE)], &[(ANY, WIDE)]),
-];
-
-/// Programs of the backward that read x and dy once, by width, the first that is wide enough.
-pub(super) const BACKWARD: &[(u32, Program)] = &[
-    (
-        256,
-        Program::BackwardWarp {
-            vectors: 1,
-            stages: 4,
-            grouped: false,
-        },
-    ),
-    (
-        512,
-        Program::BackwardWarp {
-            vectors: 2,
-            stages: 2,
-            grouped: false,
-        },
-    ),
-    (
-        4096,
-        Program::BackwardBlock {
-            vectors: 2,
-            rows: 1,
-            stages: 3,
-        },
-    ),
-    (
-        6144,
-        Program::BackwardBlock {
-            vectors: 2,
-            rows: 1,
-            stages: 4,
-        },
-    ),
-    (
-        8192,
-        Program::BackwardBlock {
-            vectors: 2,
-            rows: 1,
-            stages: 2,
-        },
-    ),
-    (16_384, Program::BackwardWide),
-];
-
-/// Threads of a block of [`Program::BackwardBlock`], at most: as many groups as fit.
-pub(super) const BACKWARD_BLOCK_THREADS: u32 = 512;
-
-/// Warps of a block of [`Program::BackwardWarp`], and blocks a multiprocessor.
-pub(super) const fn backward_warps(vectors: u32) -> (u32, u32) {
-    match vectors {
-        1 => (8, 3),
-        _ => (4, 2),
-    }
+/// At most `rows` rows a multiprocessor.
+const fn few(max_hidden: u32, rows: u64, choice: Choice) -> Route {
+    up_to(max_hidden, MaxRows::PerMultiprocessor(rows), choice)
 }
+
+/// At most `rows` rows.
+const fn total(max_hidden: u32, rows: u64, choice: Choice) -> Route {
+    up_to(max_hidden, MaxRows::Total(rows), choice)
+}
+
+const fn any(max_hidden: u32, choice: Choice) -> Route {
+    up_to(max_hidden, MaxRows::Any, choice)
+}
+
+/// The first that holds the call, and that the device has shared memory for, serves. Rows in groups
+/// go to the first for their width, which takes them.
+#[rustfmt::skip]
+pub(super) const FORWARD: &[Route] = &[
+    few(256, 64, forward_warp(1, 1, 4)),
+    any(256, forward_warp(1, 4, 2)),
+    few(512, 64, forward_warp(2, 1, 4)),
+    any(512, forward_warp(2, 2, 2)),
+    plain(few(2048, 128, forward_block(false))),
+    residual(few(2048, 2, forward_block(false))),
+    any(2048, forward_block(true)),
+    plain(few(16_384, 64, forward_block(false))),
+    residual(few(16_384, 2, forward_block(false))),
+    any(16_384, forward_block(true)),
+    any(65_536, Choice::of(Program::ForwardWide).warps(16).resident_threads(1536)),
+];
+
+/// The first that holds the call, and that the device has shared memory for, serves.
+#[rustfmt::skip]
+pub(super) const BACKWARD: &[Route] = &[
+    // One launch, in the window up to which its column tasks have a leaf a position, and their second
+    // read comes from L2.
+    total(2048, SPLIT_SMALL_BLOCK_MAX_ROWS, backward_split(1, 8)),
+    total(4096, SPLIT_SMALL_BLOCK_MAX_ROWS, backward_split(2, 8)),
+    total(1024, leaf::window_rows(1024), backward_split(1, 16)),
+    wider(1024, total(4096, leaf::window_rows(4096), backward_split(1, 16))),
+    wider(1024, total(8192, leaf::window_rows(8192), backward_split(2, 16))),
+    wider(1024, total(65_536, leaf::window_rows(65_536), BACKWARD_SPLIT_WIDE)),
+    // One read.
+    any(256, backward_warp(1, 4).warps(8).resident_threads(768)),
+    any(512, backward_warp(2, 2).warps(4).resident_threads(256)),
+    any(4096, backward_block(3)),
+    // With a stage more, runs of these rows would have two leaves instead of four, and the workspace
+    // twice the nodes.
+    residual(wider(5632, any(6144, backward_block(3)))),
+    any(6144, backward_block(4)),
+    any(8192, backward_block(2)),
+    any(16_384, Choice::of(Program::BackwardWide)),
+    // Rows that are too wide, devices with too little shared memory.
+    any(65_536, BACKWARD_SPLIT_WIDE),
+];
 
 /// Most rows for which blocks of the split program have 256 threads; beyond, 512.
 pub(super) const SPLIT_SMALL_BLOCK_MAX_ROWS: u64 = 64;
+
+/// The route for rows of more than `hidden` elements.
+const fn wider(hidden: u32, route: Route) -> Route {
+    let window = Window {
+        min_hidden: hidden + 1,
+        ..route.window
+    };
+    Route { window, ..route }
+}
+
+/// The route for the plain form alone.
+const fn plain(route: Route) -> Route {
+    let window = Window {
+        residual: Some(false),
+        ..route.window
+    };
+    Route { window, ..route }
+}
+
+/// The route for the residual form alone.
+const fn residual(route: Route) -> Route {
+    let window = Window {
+        residual: Some(true),
+        ..route.window
+    };
+    Route { window, ..route }
+}
+
+const fn forward_warp(vectors: u32, rows: u32, warps: u32) -> Choice {
+    Choice::of(Program::ForwardWarp { vectors, rows }).warps(warps)
+}
+
+const fn forward_block(reread: bool) -> Choice {
+    Choice::of(Program::ForwardBlock { vectors: 4, reread })
+}
+
+const fn backward_split(vectors: u32, warps: u32) -> Choice {
+    Choice::of(Program::BackwardSplit { vectors }).warps(warps)
+}
+
+/// Eight blocks stay on a multiprocessor.
+const BACKWARD_SPLIT_WIDE: Choice = Choice::of(Program::BackwardSplitWide)
+    .warps(16)
+    .resident_threads(8 * 512);
+
+const fn backward_warp(vectors: u32, stages: u32) -> Choice {
+    Choice::of(Program::BackwardWarp {
+        vectors,
+        stages,
+        grouped: false,
+    })
+}
+
+/// As many groups as fit in 16 warps.
+const fn backward_block(stages: u32) -> Choice {
+    Choice::of(Program::BackwardBlock {
+        vectors: 2,
+        rows: 1,
+        stages,
+    })
+    .warps(16)
+}

@@ -1,9 +1,9 @@
-//! What a benchmark runs beside the operators: a copy, whose time is the ceiling, and a read that
-//! leaves nothing of theirs in the caches.
+//! What measurements run beside the operators: a copy, whose time is the ceiling, a read that
+//! leaves nothing of theirs in the caches, and a comparison of what they wrote.
 
 use crate::arith::unroll;
 use crate::device::{Words4, global, thread};
-use crate::params::{CopyParams, FlushParams};
+use crate::params::{CompareParams, CopyParams, FlushParams};
 use crate::rows::NO_WORDS;
 
 /// The module of these kernels: no operator needs it.
@@ -78,5 +78,34 @@ pub unsafe fn flush(p: &FlushParams) {
     if any != 0 {
         // SAFETY: one FP32 value; the buffer holds zeros, so no thread comes here.
         unsafe { global::store_f32(p.sink, 1.0) }
+    }
+}
+
+/// Stores 1 to `flag` if any word of `a` and `b` differs.
+///
+/// Contract: any number of blocks; at most 2³¹ words; 16-byte aligned.
+///
+/// # Safety
+/// - `p` describes live buffers as [`CompareParams`] says.
+/// - The launch keeps the contract.
+#[inline(always)]
+pub unsafe fn compare(p: &CompareParams) {
+    let threads = thread::block_dim_x() * thread::grid_dim_x();
+    let mut index = thread::block_idx_x() * thread::block_dim_x() + thread::thread_idx_x();
+    let mut differ = false;
+    while index < p.words {
+        // SAFETY: inside both buffers, which nobody writes.
+        let (a, b) = unsafe {
+            (
+                global::load_words4(p.a.add(index as usize)),
+                global::load_words4(p.b.add(index as usize)),
+            )
+        };
+        differ |= (a.0 ^ b.0) | (a.1 ^ b.1) | (a.2 ^ b.2) | (a.3 ^ b.3) != 0;
+        index += threads;
+    }
+    if differ {
+        // SAFETY: one FP32 value. Several threads may store it, all the same.
+        unsafe { global::store_f32(p.flag, 1.0) }
     }
 }

@@ -71,6 +71,8 @@ pub enum Program {
     Copy,
     /// [`crate::bench::flush`].
     Flush,
+    /// [`crate::bench::compare`].
+    Compare,
     /// [`crate::general::forward::forward`].
     GeneralForward,
     /// [`crate::general::backward::backward`].

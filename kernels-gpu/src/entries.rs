@@ -5,14 +5,16 @@
 use crate::backward::{
     block::block, reduce::reduce, split::split, split::split_wide, warp::warp, wide::wide,
 };
-use crate::bench::{copy, flush};
+use crate::bench::{compare, copy, flush};
 use crate::contract::{Kernel, Program, PtxCounts, WeightType};
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::gated::entries::GATED;
 use crate::general::params::{GeneralBackwardParams, GeneralForwardParams};
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::instructions::Instructions;
-use crate::params::{BackwardParams, CopyParams, FlushParams, ForwardParams, ReduceParams};
+use crate::params::{
+    BackwardParams, CompareParams, CopyParams, FlushParams, ForwardParams, ReduceParams,
+};
 use crate::rows::{Bf16Weight, F32Weight};
 use crate::{forward, general};
 
@@ -253,6 +255,14 @@ const REDUCE: &[Kernel] = &[contract!(
 
 entry!("bench", bench_copy, CopyParams, copy, F32Weight, false);
 entry!("bench", bench_flush, FlushParams, flush, F32Weight, false);
+entry!(
+    "bench",
+    bench_compare,
+    CompareParams,
+    compare,
+    F32Weight,
+    false
+);
 
 #[cfg(not(target_arch = "nvptx64"))]
 const BENCH: &[Kernel] = &[
@@ -281,6 +291,19 @@ const BENCH: &[Kernel] = &[
         256,
         0,
         [0, 0, 4, 0]
+    ),
+    contract!(
+        "bench",
+        bench_compare,
+        CompareParams,
+        compare,
+        F32Weight,
+        false,
+        Program::Compare,
+        None,
+        256,
+        0,
+        [0, 0, 2, 0]
     ),
 ];
 

@@ -199,6 +199,20 @@ pub struct FlushParams {
     pub words: u32,
 }
 
+/// A comparison of two buffers.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CompareParams {
+    /// `[words]`.
+    pub a: *const Words4,
+    /// `[words]`.
+    pub b: *const Words4,
+    /// One value, which becomes 1 if they differ.
+    pub flag: *mut f32,
+    /// Words of 16 bytes.
+    pub words: u32,
+}
+
 #[cfg(all(test, not(target_arch = "nvptx64")))]
 mod tests {
     use super::Groups;

@@ -107,3 +107,35 @@ fn doctor_reports_and_never_fails() {
         }
     }
 }
+
+/// Routes of a file come first, are named, and change no bit; a file that cannot serve is refused.
+#[test]
+fn routes_of_a_file_are_used_and_named() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    let file = folder.path().join("routes.json");
+    let path = file.to_str().expect("a path");
+    let routes = r#"{"format": "cake-rmsnorm routes 1", "forward": [], "backward": [
+        {"min_hidden": 264, "max_hidden": 264, "max_rows": 20, "program": "BackwardWide",
+         "warps": 1}]}"#;
+    std::fs::write(&file, routes).expect("a file");
+    let shape = ["routes", "--hidden", "264", "--routes", path, "--rows"];
+    let text = |rows: &str| super::stdout(&super::program(&[&shape[..], &[rows]].concat()));
+    let planned = text("20");
+    assert!(
+        planned.contains(&format!("backward route: {path}: BackwardWide")),
+        "{planned}"
+    );
+    assert!(planned.contains("forward route: built-in: "), "{planned}");
+    assert!(text("21").contains("backward route: built-in: "));
+    let checked = [
+        "check", "--device", "sim", "--rows", "19", "--hidden", "264", "--routes", path,
+    ];
+    assert_eq!(super::program(&checked).status.code(), Some(0));
+
+    std::fs::write(&file, routes.replace("BackwardWide", "BackwardNarrow")).expect("a file");
+    let message = super::refusal(&[&shape[..], &["20"]].concat());
+    assert!(
+        message.contains("BackwardNarrow") && message.contains(path),
+        "{message}"
+    );
+}

@@ -92,6 +92,22 @@ impl DeviceBuffer {
         })
     }
 
+    /// Makes every byte `byte`.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`].
+    pub fn set(&mut self, byte: u8) -> Result<()> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        self.device.with_context(|| {
+            // SAFETY: the buffer holds that many bytes.
+            let result = unsafe { sys::cuMemsetD8_v2(self.address, byte, self.bytes) };
+            check("cuMemsetD8", result)?;
+            completed()
+        })
+    }
+
     /// Copies the start of the buffer to host bytes; at most its length is copied.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ pub use kernels::KernelAttributes;
 
 use super::launcher::{Bound, Launcher};
 use crate::error::Result;
-use crate::plan::DeviceProperties;
+use crate::plan::{DeviceProperties, Routes};
 use cake_rmsnorm_kernels::contract::Kernel;
 use cust::sys;
 use driver::{Configuration, check};
@@ -33,6 +33,7 @@ pub struct Cuda {
     /// Keeps `stream` where it was made here.
     _owned: Option<Arc<OwnedStream>>,
     properties: DeviceProperties,
+    routes: Option<Arc<Routes>>,
 }
 
 // SAFETY: streams may be used from any thread; every call makes the context current.
@@ -50,6 +51,7 @@ impl Cuda {
             stream: std::ptr::null_mut(),
             _owned: None,
             properties,
+            routes: None,
         }
     }
 
@@ -84,6 +86,15 @@ impl Cuda {
     pub fn with_sm_count(self, sm_count: u32) -> Self {
         Self {
             properties: self.properties.with_sm_count(sm_count),
+            ..self
+        }
+    }
+
+    /// Plans by these routes. Changes no bit of any output, but perhaps the workspace's size.
+    #[must_use]
+    pub fn with_routes(self, routes: Arc<Routes>) -> Self {
+        Self {
+            routes: Some(routes),
             ..self
         }
     }
@@ -134,6 +145,10 @@ impl Cuda {
 impl Launcher for Cuda {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
+    }
+
+    fn routes(&self) -> &Routes {
+        self.routes.as_deref().unwrap_or(Routes::built_in())
     }
 
     fn load(&self, kernels: &[&'static Kernel]) -> Result<()> {

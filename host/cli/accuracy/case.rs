@@ -74,7 +74,8 @@ impl Case {
         let begin = Instant::now();
         let Case { op, rows, inputs } = *self;
         let backend = device.backend();
-        let plan = op.backward_plan(rows, false, backend.properties())?;
+        let routes = backend.routes();
+        let plan = op.backward_plan_by(routes, rows, false, backend.properties())?;
         let mut operands = Operands::new(device, op, rows, false, plan.workspace_bytes)?;
         let mut accuracy = Accuracy::new(Output::Dw);
         let mut failures = Vec::new();

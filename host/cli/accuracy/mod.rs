@@ -2,7 +2,7 @@
 
 mod case;
 
-use super::device::{self, DeviceArg};
+use super::device::{self, DeviceArg, Planning};
 use super::error::{CliError, Result};
 use super::output::{Output, thousands};
 use super::progress::Progress;
@@ -11,6 +11,7 @@ use cake_rmsnorm::inputs::pool::Terms;
 use cake_rmsnorm::{MAX_ROWS, RmsNorm};
 use case::{Case, Outcome};
 use clap::ValueEnum;
+use std::path::PathBuf;
 
 /// Arguments of `accuracy`.
 #[derive(clap::Args)]
@@ -41,6 +42,9 @@ pub struct Args {
     /// Plan for this many multiprocessors. Changes no bit of any output.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     sm_count: Option<u32>,
+    /// Routes to plan by, of `cake-rmsnorm tune`. They change no bit of any output.
+    #[arg(long, value_name = "FILE.json")]
+    routes: Option<PathBuf>,
     /// Print one JSON object a line instead of the table.
     #[arg(long)]
     json: bool,
@@ -106,8 +110,9 @@ fn accuracy(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> 
             return Err(cake_rmsnorm::Error::TooManyRows { rows }.into());
         }
     }
+    let planning = Planning::new(args.sm_count, args.routes.as_deref())?;
     // Too large to be simulated unasked.
-    let (device, fallback) = device::open(args.device, args.sm_count, u64::MAX, progress)?;
+    let (device, fallback) = device::open(args.device, &planning, u64::MAX, progress)?;
     let rows = match (&args.rows[..], device.kind()) {
         ([], "cuda") => vec![65_537, 1 << 20],
         ([], _) => vec![8200],

@@ -1,12 +1,12 @@
 //! `bench`: times of the operators beside the time of a copy.
 
-mod case;
+pub mod case;
 mod plot;
 mod record;
-mod timer;
+pub mod timer;
 
 use super::DtypeArg;
-use super::device::{Buffer, DeviceArg};
+use super::device::{Buffer, DeviceArg, Planning};
 use super::error::{CliError, Result};
 use super::operands::Operands;
 use super::output::{Output, columns, thousands};
@@ -41,6 +41,9 @@ pub struct Args {
     /// The residual form: h = x + residual is normalised, dh is added to dx.
     #[arg(long)]
     residual: bool,
+    /// Routes to plan by, of `cake-rmsnorm tune`.
+    #[arg(long, value_name = "FILE.json")]
+    routes: Option<PathBuf>,
     /// Half as many samples.
     #[arg(long)]
     quick: bool,
@@ -69,7 +72,8 @@ pub fn run(args: &Args, out: &mut Output) -> Result<()> {
 
 fn bench(args: &Args, out: &mut Output, progress: &Progress) -> Result<()> {
     let operators = operators(args)?;
-    let (timer, fallback) = timer::open(args.device)?;
+    let planning = Planning::new(None, args.routes.as_deref())?;
+    let (timer, fallback) = timer::open(args.device, &planning)?;
     let mut rows = match (&args.rows[..], timer.device().kind()) {
         ([], "cpu") => CPU_ROWS.to_vec(),
         ([], _) => GPU_ROWS.to_vec(),
@@ -196,7 +200,8 @@ impl<'a> Bench<'a> {
         let mut workspace = 0;
         for &rows in rows.iter().filter(|&&rows| rows <= t) {
             let properties = device.backend().properties();
-            let plan = op.backward_plan(rows, self.args.residual, properties)?;
+            let routes = device.backend().routes();
+            let plan = op.backward_plan_by(routes, rows, self.args.residual, properties)?;
             workspace = plan.workspace_bytes.max(workspace);
         }
         let mut operands = Operands::new(device, op, t, self.args.residual, workspace)?;
@@ -264,7 +269,7 @@ impl<'a> Bench<'a> {
 }
 
 /// Makes inputs of at most [`MADE_ROWS`] rows and repeats them.
-fn fill(operands: &mut Operands, op: RmsNorm, rows: u64, residual: bool) -> Result<()> {
+pub fn fill(operands: &mut Operands, op: RmsNorm, rows: u64, residual: bool) -> Result<()> {
     let made = rows.min(MADE_ROWS);
     let spec = Spec {
         rows: made as usize,

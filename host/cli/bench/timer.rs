@@ -5,7 +5,7 @@ mod cpu;
 mod cuda;
 
 use super::case::Repeats;
-use crate::cli::device::{Device, DeviceArg};
+use crate::cli::device::{Device, DeviceArg, Planning};
 use crate::cli::error::{CliError, Result};
 
 /// What the caches hold when a sample begins.
@@ -57,16 +57,16 @@ pub trait Timer {
 }
 
 /// The device asked for, and why it is not a better one.
-pub fn open(device: DeviceArg) -> Result<(Box<dyn Timer>, Option<String>)> {
+pub fn open(device: DeviceArg, planning: &Planning) -> Result<(Box<dyn Timer>, Option<String>)> {
     match device {
         DeviceArg::Cpu => Ok((Box::new(cpu::CpuTimer::new()), None)),
-        DeviceArg::Cuda => Ok((gpu()?, None)),
+        DeviceArg::Cuda => Ok((gpu(planning)?, None)),
         DeviceArg::Sim => Err(CliError::Usage {
             option: "--device sim",
             reason: "simulated time says nothing about a device: accepted are auto, cpu and cuda"
                 .to_owned(),
         }),
-        DeviceArg::Auto => match gpu() {
+        DeviceArg::Auto => match gpu(planning) {
             Ok(timer) => Ok((timer, None)),
             Err(CliError::NoDevice { reason, .. }) => {
                 let why = format!("no GPU: {reason}");
@@ -79,11 +79,11 @@ pub fn open(device: DeviceArg) -> Result<(Box<dyn Timer>, Option<String>)> {
 }
 
 #[cfg(feature = "cuda")]
-fn gpu() -> Result<Box<dyn Timer>> {
-    Ok(Box::new(cuda::CudaTimer::open()?))
+fn gpu(planning: &Planning) -> Result<Box<dyn Timer>> {
+    Ok(Box::new(cuda::CudaTimer::open(planning)?))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpu() -> Result<Box<dyn Timer>> {
+fn gpu(_: &Planning) -> Result<Box<dyn Timer>> {
     Err(CliError::no_cuda())
 }

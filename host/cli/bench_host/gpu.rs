@@ -5,8 +5,8 @@ use super::expected::inputs;
 use super::report::Report;
 use super::{Args, construction, streams};
 use crate::cli::check::execute::Execution;
-use crate::cli::device::Device;
 use crate::cli::device::cuda::CudaDevice;
+use crate::cli::device::{Device, Planning};
 use crate::cli::error::Result;
 use crate::cli::output::Output;
 use cake_rmsnorm::backend::{Backend, Bound, Launcher};
@@ -21,7 +21,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
         construction::construct(out)?;
         return Ok(true);
     }
-    let device = CudaDevice::on_new_stream()?;
+    let device = CudaDevice::on_new_stream(&Planning::default())?;
     let mut report = Report::new(device.name(), args.json);
     if !args.json {
         out.line(device.name())?;

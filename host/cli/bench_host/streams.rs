@@ -3,8 +3,8 @@
 use super::expected::{POISON, SETS, sets, step};
 use super::report::Report;
 use crate::cli::check::execute::Execution;
-use crate::cli::device::Device;
 use crate::cli::device::cuda::CudaDevice;
+use crate::cli::device::{Device, Planning};
 use crate::cli::error::Result;
 use crate::cli::output::Output;
 use cake_rmsnorm::backend::Backend;
@@ -76,7 +76,7 @@ pub fn graphs(
 /// Captures that cannot be: typed errors, after which the stream works as before.
 pub fn refused_captures(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<()> {
     // A device object of its own, with nothing loaded.
-    let fresh = CudaDevice::on_new_stream()?;
+    let fresh = CudaDevice::on_new_stream(&Planning::default())?;
     let op = RmsNorm::new(4096, Dtype::F32, 1e-6)?;
     let (inputs, golden) = sets(&op, 96, false, 7)?.swap_remove(0);
     let mut execution = Execution::new(device, op, &inputs)?;

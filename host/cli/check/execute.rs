@@ -37,7 +37,8 @@ impl<'a, E: Element> Execution<'a, E> {
         }
         let rows = inputs.rows as u64;
         let properties = device.backend().properties();
-        let bytes = op.workspace_bytes(rows, inputs.dh.is_some(), properties)?;
+        let routes = device.backend().routes();
+        let bytes = op.workspace_bytes_by(routes, rows, inputs.dh.is_some(), properties)?;
         let workspace = usize::try_from(bytes).map_err(|_| CliError::Memory {
             purpose: "workspace",
             bytes,

@@ -3,7 +3,7 @@
 
 use super::execute::Written;
 use super::{Args, POISONS};
-use crate::cli::device::{self, Buffer, Device};
+use crate::cli::device::{self, Buffer, Device, Planning};
 use crate::cli::error::{CliError, Result};
 use crate::cli::output::{Output as Lines, columns, thousands};
 use crate::cli::progress::Progress;
@@ -53,7 +53,8 @@ pub fn run(args: &Args, gate: GateArg, out: &mut Lines, progress: &Progress) -> 
     let eps = args.eps.unwrap_or(DEFAULT_EPS);
     let op = GatedRmsNorm::with_groups(gate.into(), hidden, args.groups, weight, eps)?;
     let elements = rows.saturating_mul(hidden);
-    let (device, fallback) = device::open(args.device, args.sm_count, elements, progress)?;
+    let planning = Planning::new(args.sm_count, args.routes.as_deref())?;
+    let (device, fallback) = device::open(args.device, &planning, elements, progress)?;
     // Refuses a shape before memory is allocated for it.
     let properties = device.backend().properties();
     op.forward_plan(rows, properties)?;

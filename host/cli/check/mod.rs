@@ -7,7 +7,7 @@ mod report;
 mod source;
 mod verify;
 
-use super::device::{self, DeviceArg};
+use super::device::{self, DeviceArg, Planning};
 use super::error::Result;
 use super::output::Output;
 use super::progress::Progress;
@@ -72,6 +72,9 @@ pub struct Args {
     /// Plan for this many multiprocessors. Changes no bit of any output.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     sm_count: Option<u32>,
+    /// Routes to plan by, of `cake-rmsnorm tune`. They change no bit of any output.
+    #[arg(long, value_name = "FILE.json")]
+    routes: Option<PathBuf>,
     /// Write y, rstd, dx, dw (and h of the residual form) to a safetensors file.
     #[arg(long, value_name = "FILE.safetensors")]
     output: Option<PathBuf>,
@@ -112,7 +115,8 @@ fn check_as<E: Element>(
 ) -> Result<bool> {
     let op = source.operator(args.weight_offset)?;
     let elements = source.rows.saturating_mul(source.hidden);
-    let (device, fallback) = device::open(args.device, args.sm_count, elements, progress)?;
+    let planning = Planning::new(args.sm_count, args.routes.as_deref())?;
+    let (device, fallback) = device::open(args.device, &planning, elements, progress)?;
     // Refuses a shape before memory is allocated for it.
     let properties = device.backend().properties();
     op.forward_plan(source.rows, source.residual, properties)?;

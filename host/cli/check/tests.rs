@@ -22,13 +22,15 @@ fn failures(spoil: impl FnOnce(&mut Forward, &mut Backward)) -> Vec<String> {
         heads: 1,
         groups: 1,
         sm_count: None,
+        routes: None,
         output: None,
         json: false,
     };
     let progress = Progress::new();
     let source = Source::choose(&args).expect("a shape");
     let op = source.operator(0.0).expect("a shape");
-    let (device, _) = device::open(args.device, None, 320, &progress).expect("the CPU");
+    let (device, _) =
+        device::open(args.device, &Planning::default(), 320, &progress).expect("the CPU");
     let run = Run::new(&source, &*device, None, &args);
     let inputs = source.inputs::<bf16>().expect("little memory");
     let w = inputs.w.as_golden();
@@ -147,7 +149,7 @@ fn unequal_repeats_and_writes_behind_the_end_are_failures() {
     assert!(repeats.dx && !repeats.dw);
 
     // A device whose buffers were written behind their ends.
-    let device = device::open(DeviceArg::Cpu, None, 8, &Progress::new())
+    let device = device::open(DeviceArg::Cpu, &Planning::default(), 8, &Progress::new())
         .expect("the CPU")
         .0;
     let op = cake_rmsnorm::RmsNorm::new(8, cake_rmsnorm::Dtype::F32, 1e-6).expect("a shape");

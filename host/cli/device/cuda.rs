@@ -1,26 +1,29 @@
 //! The first NVIDIA GPU.
 
-use super::{Buffer, Device};
+use super::{Buffer, Device, Planning};
 use crate::cli::error::{CliError, Result};
-use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::cuda::{Cuda, Device as Gpu, DeviceBuffer};
+use cake_rmsnorm::backend::{Backend, Bound, Launcher};
+use cake_rmsnorm::kernels::KERNELS;
+use cake_rmsnorm::kernels::contract::{Kernel, Program};
+use cake_rmsnorm::kernels::device::Words4;
+use cake_rmsnorm::kernels::params::CompareParams;
+use cake_rmsnorm::plan::{Launch, Routes};
+use std::sync::Arc;
 
 /// A GPU.
 pub struct CudaDevice(Cuda);
 
 impl CudaDevice {
     /// The first GPU of the driver.
-    pub fn open(sm_count: Option<u32>) -> Result<Self> {
-        let cuda = Cuda::new(first_gpu()?);
-        Ok(CudaDevice(match sm_count {
-            Some(sm_count) => cuda.with_sm_count(sm_count),
-            None => cuda,
-        }))
+    pub fn open(planning: &Planning) -> Result<Self> {
+        Ok(CudaDevice(planned(Cuda::new(first_gpu()?), planning)))
     }
 
     /// The same with a stream of its own, whose work can be captured.
-    pub fn on_new_stream() -> Result<Self> {
-        Ok(CudaDevice(Cuda::on_new_stream(first_gpu()?)?))
+    pub fn on_new_stream(planning: &Planning) -> Result<Self> {
+        let cuda = Cuda::on_new_stream(first_gpu()?)?;
+        Ok(CudaDevice(planned(cuda, planning)))
     }
 
     /// The same GPU with another stream.
@@ -31,6 +34,17 @@ impl CudaDevice {
     /// The backend.
     pub fn cuda(&self) -> &Cuda {
         &self.0
+    }
+}
+
+fn planned(cuda: Cuda, planning: &Planning) -> Cuda {
+    let cuda = match planning.sm_count {
+        Some(sm_count) => cuda.with_sm_count(sm_count),
+        None => cuda,
+    };
+    match &planning.routes {
+        Some(routes) => cuda.with_routes(Arc::clone(routes)),
+        None => cuda,
     }
 }
 
@@ -73,6 +87,55 @@ impl Device for CudaDevice {
 
     fn backend(&self) -> &dyn Backend {
         &self.0
+    }
+
+    fn backend_by(&self, routes: Arc<Routes>, sm_count: u32) -> Option<Box<dyn Backend + '_>> {
+        let cuda = self.0.clone().with_routes(routes);
+        Some(Box::new(cuda.with_sm_count(sm_count)))
+    }
+
+    fn load_every_kernel(&self) -> Result<()> {
+        let (major, minor) = self.0.device().properties().compute_capability;
+        let loadable = |kernel: &&Kernel| kernel.min_sm <= 10 * major + minor;
+        let kernels: Vec<&Kernel> = KERNELS.iter().filter(loadable).collect();
+        Ok(self.0.load(&kernels)?)
+    }
+
+    /// Compared on the device, but for what is left of the last 16 bytes.
+    fn equal(&self, a: &dyn Buffer, b: &dyn Buffer, bytes: usize) -> Result<bool> {
+        let gpu = self.0.device();
+        let found = KERNELS.iter().find(|it| it.program == Program::Compare);
+        let kernel = found.unwrap_or_else(|| unreachable!("the comparison is in the table"));
+        gpu.load(&[kernel])?;
+        let mut flag = DeviceBuffer::new(gpu, size_of::<f32>())?;
+        flag.write(&[0; size_of::<f32>()])?;
+        let params = CompareParams {
+            a: a.address() as *const Words4,
+            b: b.address() as *const Words4,
+            flag: flag.address() as *mut f32,
+            words: (bytes / size_of::<Words4>()) as u32,
+        };
+        let launch = Launch {
+            kernel,
+            grid: gpu.properties().sm_count * 4,
+            block: 256,
+            shared_bytes: 0,
+            dependent: false,
+        };
+        let params = (&raw const params).cast();
+        // SAFETY: the parameters are the kernel's; both buffers hold the bytes, and live until
+        // the kernel has completed, below.
+        unsafe { self.0.launch(&[Bound { launch, params }])? };
+        self.0.synchronize()?;
+        let mut raised = [0; size_of::<f32>()];
+        flag.read(&mut raised)?;
+        let tail = bytes % size_of::<Words4>();
+        let read = |buffer: &dyn Buffer| -> Result<Vec<u8>> {
+            let mut contents = vec![0; if tail > 0 { bytes } else { 0 }];
+            buffer.read(&mut contents)?;
+            Ok(contents)
+        };
+        Ok(raised == [0; size_of::<f32>()] && read(a)? == read(b)?)
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -131,6 +194,6 @@ impl Buffer for GpuMemory {
     }
 
     fn poison(&mut self, byte: u8) -> Result<()> {
-        Ok(self.buffer.write(&vec![byte; self.buffer.len()])?)
+        Ok(self.buffer.set(byte)?)
     }
 }

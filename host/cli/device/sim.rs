@@ -1,23 +1,29 @@
 //! The kernels themselves, under the simulator.
 
-use super::{Buffer, Device};
+use super::{Buffer, Device, Planning};
 use crate::cli::error::Result;
 use crate::cli::progress::Progress;
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::sim::{Sim, SimBuffer};
+use cake_rmsnorm::plan::Routes;
+use std::sync::Arc;
 
 /// A simulated GPU.
 pub struct SimDevice(Sim);
 
 impl SimDevice {
     /// A simulated GPU that shows its progress.
-    pub fn new(sm_count: Option<u32>, progress: &Progress) -> Self {
+    pub fn new(planning: &Planning, progress: &Progress) -> Self {
         let progress = progress.clone();
         let sim = Sim::new().on_block(move |block| {
             progress.detail(block.kernel, block.finished, block.grid);
         });
-        SimDevice(match sm_count {
+        let sim = match planning.sm_count {
             Some(sm_count) => sim.with_sm_count(sm_count),
+            None => sim,
+        };
+        SimDevice(match &planning.routes {
+            Some(routes) => sim.with_routes(Arc::clone(routes)),
             None => sim,
         })
     }
@@ -39,6 +45,11 @@ impl Device for SimDevice {
 
     fn backend(&self) -> &dyn Backend {
         &self.0
+    }
+
+    fn backend_by(&self, routes: Arc<Routes>, sm_count: u32) -> Option<Box<dyn Backend + '_>> {
+        let sim = self.0.clone().with_routes(routes);
+        Some(Box::new(sim.with_sm_count(sm_count)))
     }
 
     fn synchronize(&self) -> Result<()> {

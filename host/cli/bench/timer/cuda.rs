@@ -2,8 +2,8 @@
 
 use super::{Cache, Copy, Timer, Work};
 use crate::cli::bench::case::Repeats;
-use crate::cli::device::Device;
 use crate::cli::device::cuda::CudaDevice;
+use crate::cli::device::{Device, Planning};
 use crate::cli::error::Result;
 use cake_rmsnorm::backend::cuda::{Cuda, DeviceBuffer, Event, Graph};
 use cake_rmsnorm::backend::{Bound, Launcher};
@@ -33,8 +33,8 @@ pub struct CudaTimer {
 
 impl CudaTimer {
     /// The first GPU, with its clocks up.
-    pub fn open() -> Result<Self> {
-        let device = CudaDevice::on_new_stream()?;
+    pub fn open(planning: &Planning) -> Result<Self> {
+        let device = CudaDevice::on_new_stream(planning)?;
         let gpu = device.cuda().device();
         device
             .cuda()
