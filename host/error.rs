@@ -270,6 +270,27 @@ pub enum Error {
         /// Its row stride in elements.
         stride: i64,
     },
+    /// A tensor's rows reach beyond the slice that they are said to lie in.
+    #[error(
+        "{argument} reaches from element {first} up to {end} of its slice: accepted are those from 0 \
+         up to {found}"
+    )]
+    OutOfBounds {
+        /// The tensor.
+        argument: Argument,
+        /// Its first element.
+        first: i128,
+        /// The one behind its last.
+        end: i128,
+        /// Elements of the slice.
+        found: u64,
+    },
+    /// A slice belongs to another context than the stream.
+    #[error("{argument} lies in another context: accepted are slices of the stream's context")]
+    OtherContext {
+        /// The tensor.
+        argument: Argument,
+    },
     /// A tensor with elements has no address.
     #[error("{argument} is a null pointer although it has elements")]
     NullPointer {

@@ -3,7 +3,8 @@
 //!
 //! - [`RmsNorm`] is the operator; [`ForwardArgs`] and [`BackwardArgs`] say what it works on.
 //! - [`plan`] decides which kernels run; it touches no device.
-//! - [`backend`] runs them: `cpu` (the golden implementation), `cuda` (feature `cuda`).
+//! - [`backend`] runs them: `cpu` (the golden implementation), `cuda` (feature `cuda`), `cudarc`
+//!   (feature `cudarc`).
 //! - [`golden`] is the bit-exact CPU implementation, [`mod@reference`] the FP64 formulas,
 //!   [`compare`] the distance of outputs from them, [`cases`] drawn calls that hold backends to both.
 

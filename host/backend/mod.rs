@@ -4,6 +4,10 @@ mod bind;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
+#[cfg(any(feature = "cuda", feature = "cudarc"))]
+mod driver;
 mod gated;
 mod launcher;
 pub mod null;

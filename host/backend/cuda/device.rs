@@ -1,7 +1,7 @@
 //! A GPU: its primary context, its properties, and the kernels loaded into it.
 
-use super::driver::check;
-use super::kernels::{KernelAttributes, Kernels};
+use super::driver::{self, check};
+use crate::backend::driver::{Handle, KernelAttributes, Kernels};
 use crate::error::{Error, Result};
 use crate::plan::DeviceProperties;
 use cake_rmsnorm_kernels::contract::Kernel;
@@ -50,6 +50,7 @@ impl Device {
             return Err(Error::UnsupportedDevice { major, minor });
         }
         let name = device_name(device)?;
+        let functions = driver::functions()?;
         // SAFETY: the device exists; the context is released when the last clone goes.
         unsafe {
             let result = sys::cuDevicePrimaryCtxRetain(&raw mut context, device);
@@ -60,7 +61,7 @@ impl Device {
             context,
             name,
             properties,
-            kernels: Kernels::new(),
+            kernels: Kernels::new(functions),
         })))
     }
 
@@ -131,7 +132,14 @@ impl Device {
     /// - [`Error::Cuda`], with the JIT log, when the driver cannot compile or load the PTX.
     /// - [`Error::BlockThreads`] when it needs too many registers for the kernel's blocks.
     pub fn load(&self, kernels: &[&'static Kernel]) -> Result<()> {
-        self.0.kernels.load(self, kernels)
+        let Inner {
+            name,
+            properties,
+            kernels: loaded,
+            ..
+        } = &*self.0;
+        // SAFETY: the device's context is current, and these are its properties.
+        self.with_context(|| unsafe { loaded.load(kernels, properties, name) })
     }
 
     /// What the driver's compiler made of a kernel.
@@ -143,7 +151,7 @@ impl Device {
     }
 
     /// The function of a kernel.
-    pub(super) fn function(&self, kernel: &'static Kernel) -> Result<sys::CUfunction> {
+    pub(super) fn function(&self, kernel: &'static Kernel) -> Result<Handle> {
         self.0.kernels.function(kernel)
     }
 }

@@ -8,20 +8,20 @@ mod buffer;
 mod device;
 mod driver;
 mod graph;
-mod kernels;
 mod stream;
 
+pub use super::driver::KernelAttributes;
 pub use buffer::DeviceBuffer;
 pub use device::Device;
 pub use graph::{Event, Graph};
-pub use kernels::KernelAttributes;
 
+use super::driver::Configuration;
 use super::launcher::{Bound, Launcher};
 use crate::error::Result;
 use crate::plan::{DeviceProperties, Routes};
 use cake_rmsnorm_kernels::contract::Kernel;
 use cust::sys;
-use driver::{Configuration, check};
+use driver::check;
 use std::sync::Arc;
 use stream::OwnedStream;
 
@@ -160,6 +160,7 @@ impl Launcher for Cuda {
         for Bound { launch, .. } in launches {
             self.device.function(launch.kernel)?;
         }
+        let driver = driver::functions()?;
         self.device.with_context(|| {
             for Bound { launch, params } in launches {
                 let function = self.device.function(launch.kernel)?;
@@ -167,11 +168,11 @@ impl Launcher for Cuda {
                     grid: launch.grid,
                     block: launch.block,
                     shared_bytes: launch.shared_bytes,
-                    stream: self.stream,
+                    stream: self.stream.cast(),
                     dependent: launch.dependent && self.properties.compute_capability.0 >= 9,
                 };
                 // SAFETY: the caller's obligations; the function belongs to the context.
-                unsafe { driver::launch(function, &configuration, *params)? };
+                unsafe { driver.launch(function, &configuration, *params)? };
             }
             Ok(())
         })

@@ -1,12 +1,11 @@
 //! The kernels that are loaded on a GPU: each once, from PTX of its own, before any call.
 
-use super::device::Device;
-use super::driver::{self, check, check_with};
+use super::{Functions, Handle};
 use crate::error::{Error, Result};
+use crate::plan::DeviceProperties;
 use crate::ptx;
 use cake_rmsnorm_kernels::KERNELS;
 use cake_rmsnorm_kernels::contract::Kernel;
-use cust::sys;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::fmt::Write as _;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -25,8 +24,8 @@ pub struct KernelAttributes {
 /// A kernel in a context.
 #[derive(Clone, Copy, Debug)]
 struct Loaded {
-    module: sys::CUmodule,
-    function: sys::CUfunction,
+    module: Handle,
+    function: Handle,
     attributes: KernelAttributes,
 }
 
@@ -38,7 +37,8 @@ unsafe impl Sync for Loaded {}
 /// The kernels of one context, shared by all operators there. A call reads a slot, without a
 /// lock.
 #[derive(Debug)]
-pub(super) struct Kernels {
+pub(in crate::backend) struct Kernels {
+    functions: &'static Functions,
     /// By position in `KERNELS`.
     slots: Vec<OnceLock<Loaded>>,
     /// One loads at a time, so nothing is compiled twice.
@@ -46,15 +46,16 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    pub fn new() -> Self {
+    pub fn new(functions: &'static Functions) -> Self {
         Self {
+            functions,
             slots: KERNELS.iter().map(|_| OnceLock::new()).collect(),
             loading: Mutex::new(()),
         }
     }
 
     /// The function of a loaded kernel.
-    pub fn function(&self, kernel: &'static Kernel) -> Result<sys::CUfunction> {
+    pub fn function(&self, kernel: &'static Kernel) -> Result<Handle> {
         Ok(self.loaded(kernel)?.function)
     }
 
@@ -80,16 +81,27 @@ impl Kernels {
 
     /// Loads what is not loaded yet, one after the other: the driver's compiler, which takes 50 to
     /// 150 ms a kernel, does not run on several threads at once.
-    pub fn load(&self, device: &Device, kernels: &[&'static Kernel]) -> Result<()> {
+    ///
+    /// # Safety
+    /// - The context that the kernels are for is current, and has these properties.
+    pub unsafe fn load(
+        &self,
+        kernels: &[&'static Kernel],
+        properties: &DeviceProperties,
+        device: &str,
+    ) -> Result<()> {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        device.with_context(|| {
-            let mut missing = kernels.iter().filter(|kernel| self.loaded(kernel).is_err());
-            missing.try_for_each(|kernel| self.load_one(device, kernel))
-        })
+        let mut missing = kernels.iter().filter(|kernel| self.loaded(kernel).is_err());
+        missing.try_for_each(|kernel| self.load_one(kernel, properties, device))
     }
 
-    fn load_one(&self, device: &Device, kernel: &'static Kernel) -> Result<()> {
-        let loaded = load(device, kernel)?;
+    fn load_one(
+        &self,
+        kernel: &'static Kernel,
+        properties: &DeviceProperties,
+        device: &str,
+    ) -> Result<()> {
+        let loaded = load(self.functions, kernel, properties, device)?;
         if let Some(slot) = self.slot(kernel) {
             let _ = slot.set(loaded);
         }
@@ -104,23 +116,28 @@ impl Kernels {
         for loaded in self.slots.iter_mut().filter_map(OnceLock::take) {
             // SAFETY: the caller's obligations. An error (a driver that is shutting down) leaves
             // nothing to do.
-            let _ = unsafe { sys::cuModuleUnload(loaded.module) };
+            let _ = unsafe { (self.functions.module_unload)(loaded.module) };
         }
     }
 }
 
 /// Loads a kernel into the current context, which is the device's.
-fn load(device: &Device, kernel: &'static Kernel) -> Result<Loaded> {
-    let (major, minor) = device.properties().compute_capability;
+fn load(
+    driver: &Functions,
+    kernel: &'static Kernel,
+    properties: &DeviceProperties,
+    device: &str,
+) -> Result<Loaded> {
+    let (major, minor) = properties.compute_capability;
     let module = ptx::Module::best(kernel.module, 10 * major + minor)
         .ok_or(Error::UnsupportedDevice { major, minor })?;
     let slice = module.entry(kernel.name);
-    let module = load_ptx(slice.as_deref().unwrap_or(module.ptx), || {
+    let module = load_ptx(driver, slice.as_deref().unwrap_or(module.ptx), || {
         let (name, sm) = (kernel.name, module.sm);
-        format!(" for {name} (PTX for sm_{sm}) on {}", device.name())
+        format!(" for {name} (PTX for sm_{sm}) on {device}")
     })?;
-    let function = function(module, kernel.name).and_then(|function| {
-        let attributes = attributes(function)?;
+    let function = function(driver, module, kernel.name).and_then(|function| {
+        let attributes = attributes(driver, function)?;
         if attributes.max_threads < kernel.max_threads {
             return Err(Error::BlockThreads {
                 kernel: kernel.name,
@@ -128,7 +145,7 @@ fn load(device: &Device, kernel: &'static Kernel) -> Result<Loaded> {
                 found: attributes.max_threads,
             });
         }
-        allow_shared_memory(function, device.properties().shared_bytes_per_block)?;
+        allow_shared_memory(driver, function, properties.shared_bytes_per_block)?;
         Ok((function, attributes))
     });
     match function {
@@ -139,61 +156,68 @@ fn load(device: &Device, kernel: &'static Kernel) -> Result<Loaded> {
         }),
         Err(error) => {
             // SAFETY: loaded above, and nothing uses it.
-            let _ = unsafe { sys::cuModuleUnload(module) };
+            let _ = unsafe { (driver.module_unload)(module) };
             Err(error)
         }
     }
 }
 
-fn function(module: sys::CUmodule, name: &str) -> Result<sys::CUfunction> {
+fn function(driver: &Functions, module: Handle, name: &str) -> Result<Handle> {
     let entry = CString::new(name).unwrap_or_default();
     let mut function = std::ptr::null_mut();
     // SAFETY: the module is loaded in the current context; the name is terminated.
-    let result = unsafe { sys::cuModuleGetFunction(&raw mut function, module, entry.as_ptr()) };
-    check_with("cuModuleGetFunction", result, || format!(" for {name}"))?;
-    driver::load_function(function)?;
+    let status = unsafe { (driver.module_get_function)(&raw mut function, module, entry.as_ptr()) };
+    driver.check_with("cuModuleGetFunction", status, || format!(" for {name}"))?;
+    // SAFETY: the function is of that module.
+    unsafe { driver.load_function(function)? };
     Ok(function)
 }
 
+// `CUfunction_attribute`.
+const MAX_THREADS_PER_BLOCK: c_int = 0;
+const LOCAL_SIZE_BYTES: c_int = 3;
+const NUM_REGS: c_int = 4;
+const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
+
 /// Asks the driver about a function, which it must have compiled to answer.
-fn attributes(function: sys::CUfunction) -> Result<KernelAttributes> {
-    use sys::CUfunction_attribute as A;
+fn attributes(driver: &Functions, function: Handle) -> Result<KernelAttributes> {
     let attribute = |attribute| {
         let mut value: c_int = 0;
         // SAFETY: the function is of the current context; the out pointer is live.
-        let result = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, function) };
-        check("cuFuncGetAttribute", result)?;
+        let status = unsafe { (driver.func_get_attribute)(&raw mut value, attribute, function) };
+        driver.check("cuFuncGetAttribute", status)?;
         Ok(u32::try_from(value).unwrap_or(0))
     };
     Ok(KernelAttributes {
-        registers: attribute(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
-        local_bytes: attribute(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
-        max_threads: attribute(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        registers: attribute(NUM_REGS)?,
+        local_bytes: attribute(LOCAL_SIZE_BYTES)?,
+        max_threads: attribute(MAX_THREADS_PER_BLOCK)?,
     })
 }
 
-fn allow_shared_memory(function: sys::CUfunction, bytes: u32) -> Result<()> {
-    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+fn allow_shared_memory(driver: &Functions, function: Handle, bytes: u32) -> Result<()> {
+    let attribute = MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: the function is of the current context.
-    let result = unsafe { sys::cuFuncSetAttribute(function, attribute, bytes as c_int) };
-    check("cuFuncSetAttribute", result)
+    let status = unsafe { (driver.func_set_attribute)(function, attribute, bytes as c_int) };
+    driver.check("cuFuncSetAttribute", status)
 }
 
+// `CUjit_option`.
+const JIT_ERROR_LOG_BUFFER: c_uint = 5;
+const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_uint = 6;
+
 /// Loads PTX into the current context; a failure carries the JIT log.
-fn load_ptx(ptx: &str, what: impl FnOnce() -> String) -> Result<sys::CUmodule> {
+fn load_ptx(driver: &Functions, ptx: &str, what: impl FnOnce() -> String) -> Result<Handle> {
     const LOG_BYTES: usize = 8192;
     let image = CString::new(ptx).unwrap_or_default();
     let mut log = vec![0u8; LOG_BYTES];
-    let mut options = [
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-    ];
+    let mut options = [JIT_ERROR_LOG_BUFFER, JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
     let mut module = std::ptr::null_mut();
     // SAFETY: the image is terminated; options and values have two entries, and the log's
     // buffer has the size given.
-    let result = unsafe {
-        sys::cuModuleLoadDataEx(
+    let status = unsafe {
+        (driver.module_load_data_ex)(
             &raw mut module,
             image.as_ptr().cast(),
             options.len() as c_uint,
@@ -201,20 +225,18 @@ fn load_ptx(ptx: &str, what: impl FnOnce() -> String) -> Result<sys::CUmodule> {
             values.as_mut_ptr(),
         )
     };
-    check_with("cuModuleLoadDataEx", result, || {
+    driver.check_with("cuModuleLoadDataEx", status, || {
         let mut detail = what();
         let version = ptx
             .lines()
             .find(|line| line.starts_with(".version"))
             .unwrap_or(".version ?");
-        let mut driver: c_int = 0;
-        // SAFETY: the out pointer is live.
-        let _ = unsafe { sys::cuDriverGetVersion(&raw mut driver) };
+        let cuda = driver.version();
         let _ = write!(
             detail,
             "; PTX {version}, driver for CUDA {}.{}",
-            driver / 1000,
-            driver % 1000 / 10
+            cuda / 1000,
+            cuda % 1000 / 10
         );
         let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
         if end > 0 {

@@ -1,0 +1,154 @@
+//! NVIDIA GPUs, through `cudarc`: on the contexts, streams and slices of a program that uses it.
+//!
+//! [`Cudarc`] is a stream. As a [`Backend`](super::Backend) it takes addresses; its own functions
+//! ([`Cudarc::forward_slices`] and the like) take `cudarc`'s slices and views, and are safe.
+
+mod device;
+mod gated;
+mod rows;
+mod tensor;
+
+pub use super::driver::KernelAttributes;
+pub use device::Device;
+pub use gated::{GatedBackward, GatedForward};
+pub use rows::{Backward, Forward};
+pub use tensor::{Tensor, Weight};
+
+use super::driver::{self, Configuration};
+use super::launcher::{Bound, Launcher};
+use crate::error::Result;
+use crate::plan::{DeviceProperties, Routes};
+use ::cudarc::driver::{CudaStream, DriverError, sys};
+use cake_rmsnorm_kernels::contract::Kernel;
+use std::sync::Arc;
+
+/// A stream of a GPU: the backend that launches operators there.
+///
+/// ```no_run
+/// use cake_rmsnorm::backend::Backend;
+/// use cake_rmsnorm::backend::cudarc::{Cudarc, Forward, Tensor, Weight};
+/// use cake_rmsnorm::plan::Views;
+/// use cake_rmsnorm::{Dtype, RmsNorm};
+/// use cudarc::driver::CudaContext;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let stream = CudaContext::new(0)?.default_stream();
+/// let gpu = Cudarc::new(&stream)?;
+/// let op = RmsNorm::builder(4096).input(Dtype::F32).weight(Dtype::F32).build()?;
+/// gpu.prepare(&op, false, Views::Ordinary)?; // loads the kernels: no call does
+///
+/// let x = stream.clone_htod(&vec![1.0f32; 2 * 4096])?;
+/// let w = stream.clone_htod(&vec![0.5f32; 4096])?;
+/// let mut y = stream.alloc_zeros::<f32>(2 * 4096)?;
+/// gpu.forward_slices(&op, Forward {
+///     x: Tensor::rows(x.as_view(), 2, 4096),
+///     residual: None,
+///     w: Weight::F32(w.as_view()),
+///     h: None,
+///     y: Tensor::rows(y.as_view_mut(), 2, 4096),
+///     rstd: None,
+/// })?;
+/// assert_eq!(stream.clone_dtoh(&y)?[0], 0.49999976); // eps
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Cudarc {
+    device: Device,
+    stream: Arc<CudaStream>,
+    properties: DeviceProperties,
+    routes: Option<Arc<Routes>>,
+}
+
+impl Cudarc {
+    /// Launches on `stream`.
+    ///
+    /// # Errors
+    /// - As [`Device::of`].
+    pub fn new(stream: &Arc<CudaStream>) -> Result<Self> {
+        let device = Device::of(stream.context())?;
+        Ok(Self {
+            properties: *device.properties(),
+            device,
+            stream: stream.clone(),
+            routes: None,
+        })
+    }
+
+    /// Plans as for a device with `sm_count` multiprocessors. Changes no bit of any output.
+    #[must_use]
+    pub fn with_sm_count(self, sm_count: u32) -> Self {
+        Self {
+            properties: self.properties.with_sm_count(sm_count),
+            ..self
+        }
+    }
+
+    /// Plans by these routes. Changes no bit of any output, but perhaps the workspace's size.
+    #[must_use]
+    pub fn with_routes(self, routes: Arc<Routes>) -> Self {
+        Self {
+            routes: Some(routes),
+            ..self
+        }
+    }
+
+    /// The GPU.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+impl Launcher for Cudarc {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn routes(&self) -> &Routes {
+        self.routes.as_deref().unwrap_or(Routes::built_in())
+    }
+
+    fn load(&self, kernels: &[&'static Kernel]) -> Result<()> {
+        self.device.load(kernels)
+    }
+
+    unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
+        // Nothing is enqueued unless everything can be.
+        for Bound { launch, .. } in launches {
+            self.device.function(launch.kernel)?;
+        }
+        let driver = device::functions()?;
+        let bound = self.device.context().bind_to_thread();
+        check("cuCtxSetCurrent", bound)?;
+        for Bound { launch, params } in launches {
+            let function = self.device.function(launch.kernel)?;
+            let configuration = Configuration {
+                grid: launch.grid,
+                block: launch.block,
+                shared_bytes: launch.shared_bytes,
+                stream: self.stream.cu_stream().cast(),
+                dependent: launch.dependent && self.properties.compute_capability.0 >= 9,
+            };
+            // SAFETY: the caller's obligations; the function belongs to the context, which is
+            // current.
+            unsafe { driver.launch(function, &configuration, *params)? };
+        }
+        Ok(())
+    }
+}
+
+/// What a call of `cudarc` gave, with this library's error.
+fn check<T>(call: &'static str, result: std::result::Result<T, DriverError>) -> Result<T> {
+    result.map_err(|DriverError(error)| {
+        // SAFETY: the driver writes a pointer to a static string, or null.
+        let error_name = |name| unsafe { sys::cuGetErrorName(error, name) as u32 };
+        driver::failure(call, error as u32, error_name, String::new())
+    })
+}
