@@ -3,7 +3,9 @@
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::cpu::Cpu;
 use cake_rmsnorm::backend::sim::{Sim, SimBuffer};
-use cake_rmsnorm::cases::{Case, Device, Memory, Step};
+use cake_rmsnorm::cases::{
+    BackwardInput, Case, Device, ForwardInput, InPlace, Memory, Step, WeightOutput,
+};
 use cake_rmsnorm::{Dtype, Error};
 use proptest::prelude::*;
 use std::cell::UnsafeCell;
@@ -131,7 +133,26 @@ fn seeds_draw_every_kind() {
     share(&|case| case.weight_offset != 0.0);
     share(&|case| !case.keeps_rstd);
     share(&|case| case.gradients != (true, true));
+    share(&|case| case.gradients.0 && case.layouts.dy.step == Step::Same && case.rows > 1);
     share(&|case| matches!(case.layouts.x.step, Step::Grouped { rows, .. } if rows > 1));
+    let both = |case: &Case| case.gradients == (true, true) && case.rows > 1;
+    for dw in [
+        WeightOutput::Overwritten,
+        WeightOutput::Accumulated,
+        WeightOutput::OverwrittenAndBf16,
+        WeightOutput::AccumulatedAndBf16,
+        WeightOutput::Bf16,
+    ] {
+        share(&|case| both(case) && case.dw == dw);
+    }
+    for input in [ForwardInput::X, ForwardInput::Residual] {
+        share(&|case| case.residual && case.in_place.y == Some(input));
+        let h = |place: InPlace| place.h == Some(input) && place.y != Some(input);
+        share(&|case| case.residual && h(case.in_place));
+    }
+    for input in [BackwardInput::Dy, BackwardInput::X, BackwardInput::Dh] {
+        share(&|case| both(case) && case.residual && case.in_place.dx == Some(input));
+    }
     share(&|case| case.rows == 0);
     share(&|case| case.rows > 200);
     share(&|case| case.hidden > 2000 && !case.hidden.is_multiple_of(8));

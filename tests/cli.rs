@@ -215,6 +215,29 @@ fn drawn_cases_are_checked() {
     assert_eq!((&json["ok"], &json["cases"]), (&true.into(), &3.into()));
 }
 
+/// Seeds may come from a file, each with a size of its own; what is no seed is named.
+#[test]
+fn drawn_cases_of_a_file_of_seeds() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("seeds");
+    let cases = |text: &str| {
+        std::fs::write(&path, text).expect("written");
+        let path = path.to_str().expect("a name");
+        program(&["cases", "--device", "cpu", "--json", "--seeds", path])
+    };
+    let text = stdout(&cases("# seeds\n17\n\n23 200 # small\n"));
+    let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((&json["cases"], &json["seed"]), (&2.into(), &17.into()));
+    for wrong in ["1\nx", "1\n2 0", "1\n2 3 4"] {
+        let output = cases(wrong);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && text.contains("line 2"),
+            "{text}"
+        );
+    }
+}
+
 /// FP16 and FP32 matrices, and a width that is no multiple of 8.
 #[test]
 fn matrices_of_every_type() {

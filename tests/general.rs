@@ -3,7 +3,7 @@
 
 use cake_rmsnorm::backend::sim::{Sim, SimBuffer};
 use cake_rmsnorm::backend::{Backend, Bound, Launcher};
-use cake_rmsnorm::cases::{Case, Data, Device, Layout, Layouts, Step};
+use cake_rmsnorm::cases::{Case, Data, Device, InPlace, Layout, Layouts, Step, WeightOutput};
 use cake_rmsnorm::kernels::KERNELS;
 use cake_rmsnorm::kernels::format::Format;
 use cake_rmsnorm::kernels::general;
@@ -76,7 +76,9 @@ fn cases() -> Vec<Case> {
                     },
                     weight_start: layout.offset,
                     gradients: (true, true),
+                    dw: WeightOutput::Overwritten,
                     keeps_rstd: true,
+                    in_place: InPlace::default(),
                     seed: i as u64,
                 });
             }

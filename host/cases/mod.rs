@@ -7,12 +7,16 @@
 //! the outputs, and what is written there is found.
 
 mod data;
+mod guarded;
 mod layout;
+mod options;
 mod run;
+mod values;
 
 pub use data::Data;
+pub use guarded::{Device, Memory};
 pub use layout::{Layout, Step};
-pub use run::{Device, Memory};
+pub use options::{BackwardInput, ForwardInput, InPlace, WeightOutput};
 
 use crate::op::{MAX_HIDDEN, RmsNorm};
 use crate::view::Dtype;
@@ -47,8 +51,12 @@ pub struct Case {
     pub weight_start: usize,
     /// Which gradients are wanted: dx, dw. At least one.
     pub gradients: (bool, bool),
+    /// How dw is given, where it is wanted.
+    pub dw: WeightOutput,
     /// Whether the forward keeps rstd for the backward.
     pub keeps_rstd: bool,
+    /// Outputs that take the place of an input.
+    pub in_place: InPlace,
     /// Names the values.
     pub seed: u64,
 }
@@ -118,16 +126,18 @@ impl Case {
             (1, _) => (false, true),
             _ => (true, true),
         };
+        let weight_offset = match weight {
+            Some(_) if draw.below(3) == 0 => 1.0,
+            _ => 0.0,
+        };
+        let residual = draw.below(2) == 0;
         Self {
             rows,
             hidden,
             input,
             weight,
-            weight_offset: match weight {
-                Some(_) if draw.below(3) == 0 => 1.0,
-                _ => 0.0,
-            },
-            residual: draw.below(2) == 0,
+            weight_offset,
+            residual,
             eps,
             x,
             dy,
@@ -135,6 +145,8 @@ impl Case {
             weight_start: if aligned { 0 } else { draw.below(8) },
             gradients,
             keeps_rstd: draw.below(4) > 0,
+            dw: WeightOutput::draw(draw),
+            in_place: InPlace::draw(draw),
             seed,
         }
     }
@@ -152,6 +164,12 @@ impl Case {
         builder.eps(self.eps).build()
     }
 
+    /// Whether there is a weight whose gradient is wanted.
+    #[must_use]
+    pub fn wants_dw(&self) -> bool {
+        self.gradients.1 && self.weight.is_some()
+    }
+
     /// Whether the bounds of docs/numerics.md hold: dy is ordinary, so that no product but of tiny
     /// elements of x leaves the range of FP32 ("Limits" there).
     #[must_use]
@@ -165,7 +183,7 @@ impl fmt::Display for Case {
         write!(
             f,
             "T={} H={} {} w {:?} + {}{} eps={:e} x {:?} dy {:?}, {:?}, w at {}, gradients {:?}, \
-             rstd kept {}, seed {}",
+             dw {:?}, {:?}, rstd kept {}, seed {}",
             self.rows,
             self.hidden,
             self.input,
@@ -178,6 +196,8 @@ impl fmt::Display for Case {
             self.layouts,
             self.weight_start,
             self.gradients,
+            self.dw,
+            self.in_place,
             self.keeps_rstd,
             self.seed,
         )

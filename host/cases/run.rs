@@ -1,75 +1,16 @@
-//! A case on a device: memory with guards, the calls, and what is wrong with what they wrote.
+//! A case on a device: the calls, and what is wrong with what they wrote.
 
-use super::{Case, Draw, Layout, Step};
-use crate::backend::Backend;
-use crate::backend::sim::SimBuffer;
+use super::guarded::{Device, Guarded, Place};
+use super::values::{Results, Values};
+use super::{BackwardInput, Case, ForwardInput, InPlace, Layout, Layouts, Step};
 use crate::compare::{Accuracy, Output};
 use crate::element::Element;
-use crate::golden::{self, Backward, Forward};
-use crate::inputs::{Weight, bell};
-use crate::op::{BackwardArgs, ForwardArgs, WeightGradient};
+use crate::golden::Forward;
+use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
 use crate::plan::Views;
 use crate::reference::{self, from_elements, from_f32};
 use crate::view::{Dtype, RowsView, VectorView, Workspace};
-use crate::{Error, RmsNorm};
 use half::{bf16, f16};
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::SeedableRng;
-
-/// Memory of a device. Copies happen while nothing runs.
-pub trait Memory<E> {
-    /// Where it lies: a multiple of 16.
-    fn address(&self) -> u64;
-
-    /// Copies `bytes`, as many as the memory has.
-    ///
-    /// # Errors
-    /// - What the device reports.
-    fn write(&mut self, bytes: &[u8]) -> Result<(), E>;
-
-    /// All bytes.
-    ///
-    /// # Errors
-    /// - What the device reports.
-    fn read(&self) -> Result<Vec<u8>, E>;
-}
-
-/// A backend, and memory that it can reach.
-pub trait Device {
-    /// What can go wrong.
-    type Error: From<Error>;
-    /// Memory.
-    type Memory: Memory<Self::Error>;
-
-    /// What runs the case.
-    fn backend(&self) -> &dyn Backend;
-
-    /// `bytes` bytes; `name` is for errors.
-    ///
-    /// # Errors
-    /// - What the device reports.
-    fn alloc(&self, name: &'static str, bytes: usize) -> Result<Self::Memory, Self::Error>;
-
-    /// Waits for everything that was enqueued.
-    ///
-    /// # Errors
-    /// - What the device reports.
-    fn synchronize(&self) -> Result<(), Self::Error>;
-}
-
-impl Memory<Error> for SimBuffer {
-    fn address(&self) -> u64 {
-        SimBuffer::address(self)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        SimBuffer::write(self, bytes)
-    }
-
-    fn read(&self) -> Result<Vec<u8>, Error> {
-        SimBuffer::read(self)
-    }
-}
 
 impl Case {
     /// Runs a forward and a backward, and says what is wrong with what they wrote: nothing, when all
@@ -87,136 +28,26 @@ impl Case {
 
     fn run_as<E: Element, D: Device>(&self, device: &D) -> Result<Vec<String>, D::Error> {
         let op = self.operator()?;
-        let values = Values::<E>::draw(self);
-        let expected = values.expected(self, &op)?;
-        let mut failures = Vec::new();
-        let found = self.execute(device, &op, &values, &mut failures)?;
+        let (in_place, layouts) = self.places();
+        let values = Values::<E>::draw(self, &layouts);
+        let expected = values.expected(&op)?;
+        device.backend().prepare(&op, self.residual, Views::Any)?;
+        let mut run = Run {
+            case: self,
+            device,
+            op: &op,
+            values: &values,
+            layouts,
+            in_place,
+            failures: Vec::new(),
+        };
+        let found = run.run()?;
+        let mut failures = run.failures;
         self.compare_bits(&expected, &found, &mut failures);
         if self.is_bounded() {
             self.compare_values(&op, &values, &expected, &mut failures)?;
         }
         Ok(failures)
-    }
-
-    /// What a device writes. Bytes that it must not have written are failures.
-    fn execute<E: Element, D: Device>(
-        &self,
-        device: &D,
-        op: &RmsNorm,
-        values: &Values<E>,
-        failures: &mut Vec<String>,
-    ) -> Result<Results<E>, D::Error> {
-        let Case { rows, hidden, .. } = *self;
-        let backend = device.backend();
-        backend.prepare(op, self.residual, Views::Any)?;
-        let bytes = op.workspace_bytes(rows as u64, self.residual, backend.properties())?;
-
-        let input = |name, layout: Layout, values: &[E]| {
-            let place = Place::new(layout, rows, hidden, size_of::<E>());
-            Guarded::new(device, name, place, Some(bytemuck::cast_slice(values)))
-        };
-        let output = |name, layout: Layout| {
-            let place = Place::new(layout, rows, hidden, size_of::<E>());
-            Guarded::new(device, name, place, None)
-        };
-        let vector = |name, offset, bytes: usize, size, values: Option<&[u8]>| {
-            let step = Step::Packed;
-            let place = Place::new(Layout { offset, step }, 1, bytes / size, size);
-            Guarded::new(device, name, place, values)
-        };
-        let optional = |values: &Option<Vec<E>>, name, layout| {
-            let values = values.as_deref();
-            values.map(|values| input(name, layout, values)).transpose()
-        };
-        let layouts = self.layouts;
-        let x = input("x", layouts.x, &values.x)?;
-        let dy = input("dy", layouts.dy, &values.dy)?;
-        let residual = optional(&values.residual, "residual", layouts.residual)?;
-        let dh = optional(&values.dh, "dh", layouts.dh)?;
-        let w = values.w.as_ref().map(|w| {
-            let (bytes, size) = (w.as_bytes(), w.dtype().bytes() as usize);
-            vector("w", self.weight_start, bytes.len(), size, Some(bytes))
-        });
-        let w = w.transpose()?;
-        let h = residual.as_ref().map(|_| output("h", layouts.h));
-        let h = h.transpose()?;
-        let y = output("y", layouts.y)?;
-        let dx = output("dx", layouts.dx)?;
-        let rstd = vector("rstd", 0, 4 * rows, 4, None)?;
-        let dw = vector("dw", 0, 4 * hidden, 4, None)?;
-        let workspace = vector("workspace", 0, bytes as usize, 1, None)?;
-
-        let matrix = |buffer: &Guarded<D>, layout: &Layout| {
-            let packed = RowsView::packed(buffer.address(), rows as u64, hidden as u64);
-            layout.view(packed.with_dtype(E::DTYPE))
-        };
-        let weight = w.as_ref().zip(self.weight).map(|(w, dtype)| VectorView {
-            address: w.address(),
-            dtype,
-            len: hidden as u64,
-        });
-        let rstd_view = VectorView::f32(rstd.address(), rows as u64);
-        let rstd_view = self.keeps_rstd.then_some(rstd_view);
-        let (wants_dx, wants_dw) = self.gradients;
-        let dw_view = VectorView::f32(dw.address(), hidden as u64);
-        let h_view = h.as_ref().map(|h| matrix(h, &layouts.h));
-        let x_view = matrix(&x, &layouts.x);
-        let forward = ForwardArgs {
-            x: x_view,
-            residual: residual.as_ref().map(|r| matrix(r, &layouts.residual)),
-            w: weight,
-            h: h_view,
-            y: matrix(&y, &layouts.y),
-            rstd: rstd_view,
-        };
-        let backward = BackwardArgs {
-            dy: matrix(&dy, &layouts.dy),
-            x: h_view.unwrap_or(x_view),
-            dh: dh.as_ref().map(|dh| matrix(dh, &layouts.dh)),
-            w: weight,
-            rstd: rstd_view,
-            dx: wants_dx.then(|| matrix(&dx, &layouts.dx)),
-            dw: wants_dw.then_some(WeightGradient::overwrite(dw_view)),
-            workspace: Workspace {
-                address: workspace.address(),
-                bytes,
-            },
-        };
-        // SAFETY: every view lies in a live buffer of the device, and nobody else uses them until
-        // the work has completed.
-        unsafe {
-            backend.forward(op, &forward)?;
-            backend.backward(op, &backward)?;
-        }
-        device.synchronize()?;
-
-        let inputs = [&x, &dy].into_iter().chain(&w);
-        for buffer in inputs.chain(&residual).chain(&dh) {
-            buffer.check_input(failures)?;
-        }
-        workspace.outputs(failures)?;
-        let mut take = |buffer: &Guarded<D>| -> Result<Vec<E>, D::Error> {
-            Ok(bytemuck::pod_collect_to_vec(&buffer.outputs(failures)?))
-        };
-        let forward = Forward {
-            h: h.as_ref().map(&mut take).transpose()?,
-            y: take(&y)?,
-            rstd: bytemuck::pod_collect_to_vec(&rstd.outputs(&mut Vec::new())?),
-        };
-        let backward = Backward {
-            dx: take(&dx)?,
-            dw: bytemuck::pod_collect_to_vec(&dw.outputs(&mut Vec::new())?),
-        };
-        // What was not asked for is as it was.
-        let unwanted = [(&rstd, self.keeps_rstd), (&dw, wants_dw), (&dx, wants_dx)];
-        for (buffer, wanted) in unwanted {
-            if wanted {
-                buffer.outputs(failures)?;
-            } else {
-                buffer.check_input(failures)?;
-            }
-        }
-        Ok(Results { forward, backward })
     }
 
     /// Every bit of what was asked for against the golden implementation.
@@ -235,12 +66,15 @@ impl Case {
             different("rstd", &e.rstd, &f.rstd, 1, failures);
         }
         different("y", &e.y, &f.y, hidden, failures);
-        let (e, f) = (&expected.backward, &found.backward);
         if self.gradients.0 {
-            different("dx", &e.dx, &f.dx, hidden, failures);
+            different("dx", &expected.dx, &found.dx, hidden, failures);
         }
-        if self.gradients.1 {
-            different("dw", &e.dw, &f.dw, hidden, failures);
+        if self.wants_dw() && self.dw.has_f32() {
+            different("dw", &expected.dw, &found.dw, hidden, failures);
+        }
+        if self.wants_dw() && self.dw.has_bf16() {
+            let (e, f) = (&expected.dw_bf16, &found.dw_bf16);
+            different("dw in BF16", e, f, hidden, failures);
         }
     }
 
@@ -253,7 +87,7 @@ impl Case {
         failures: &mut Vec<String>,
     ) -> crate::Result<()> {
         let hidden = self.hidden;
-        let Results { forward, backward } = golden;
+        let forward = &golden.forward;
         let w = match &values.w {
             // The sum in FP32 is what rows are multiplied by.
             Some(w) => w.to_f32().iter().map(|w| w + self.weight_offset).collect(),
@@ -294,10 +128,17 @@ impl Case {
         }
         let mut accuracy = Accuracy::new(Output::Dx);
         let input = &exact.input;
-        accuracy.add(&backward.dx, &input.dx, Some(&input.terms))?;
+        accuracy.add(&golden.dx, &input.dx, Some(&input.terms))?;
         judge(Output::Dx, accuracy);
         if self.weight.is_none() {
             return Ok(());
+        }
+        if let Some(old) = &values.old_dw {
+            let columns = exact.weight.dw.iter_mut().zip(&mut exact.weight.terms);
+            for ((dw, terms), &old) in columns.zip(old) {
+                *dw += f64::from(old);
+                *terms += f64::from(old).abs();
+            }
         }
         let lost = lost_to_underflow(&forward.rstd) / Output::Dw.bound(Dtype::F32).of_terms;
         exact
@@ -306,7 +147,7 @@ impl Case {
             .iter_mut()
             .for_each(|terms| *terms += lost);
         let mut accuracy = Accuracy::new(Output::Dw);
-        accuracy.add(&backward.dw, &exact.weight.dw, Some(&exact.weight.terms))?;
+        accuracy.add(&golden.dw, &exact.weight.dw, Some(&exact.weight.terms))?;
         judge(Output::Dw, accuracy);
         Ok(())
     }
@@ -323,67 +164,6 @@ fn lost_to_underflow(rstd: &[f32]) -> f64 {
     };
     let lost = |rstd: &f32| 2f64.powi(-150) * (1.0 + 2.0 * scaled(f64::from(*rstd)));
     rstd.iter().filter(|rstd| rstd.is_finite()).map(lost).sum()
-}
-
-/// Packed inputs; rows that are the same one in memory are equal.
-struct Values<E> {
-    x: Vec<E>,
-    residual: Option<Vec<E>>,
-    dy: Vec<E>,
-    dh: Option<Vec<E>>,
-    w: Option<Weight>,
-}
-
-/// Outputs, packed.
-struct Results<E> {
-    forward: Forward<E>,
-    backward: Backward<E>,
-}
-
-impl<E: Element> Values<E> {
-    fn draw(case: &Case) -> Self {
-        let mut rng = ChaCha8Rng::seed_from_u64(case.seed ^ u64::MAX);
-        let draw = &mut Draw(&mut rng);
-        let mut matrix = |data: super::Data, layout: Layout| {
-            let mut values = data.rows(draw, case.rows, case.hidden);
-            if layout.step == Step::Same {
-                let (first, rest) = values.split_at_mut(case.hidden.min(case.rows * case.hidden));
-                rest.chunks_exact_mut(case.hidden)
-                    .for_each(|row| row.copy_from_slice(first));
-            }
-            values
-        };
-        let layouts = &case.layouts;
-        let x = matrix(case.x, layouts.x);
-        let dy = matrix(case.dy, layouts.dy);
-        let ordinary = super::Data::Ordinary;
-        let residual = case.residual.then(|| matrix(ordinary, layouts.residual));
-        let dh = case.residual.then(|| matrix(ordinary, layouts.dh));
-        let mean = 1.0 - case.weight_offset;
-        let w = (0..case.hidden).map(|_| mean + 0.25 * bell(draw.bits()));
-        let w = Weight::F32(w.collect());
-        let w = case.weight.map(|dtype| w.to_dtype(dtype));
-        Self {
-            x,
-            residual,
-            dy,
-            dh,
-            w,
-        }
-    }
-
-    fn expected(&self, case: &Case, op: &RmsNorm) -> crate::Result<Results<E>> {
-        debug_assert_eq!(self.x.len(), case.rows * case.hidden);
-        let w = self
-            .w
-            .as_ref()
-            .map_or(golden::Weight::None, Weight::as_golden);
-        let forward = golden::forward_slices(op, &self.x, self.residual.as_deref(), w)?;
-        let h = forward.h.as_ref().unwrap_or(&self.x);
-        let dh = self.dh.as_deref();
-        let backward = golden::backward_slices(op, &self.dy, h, dh, w, &forward.rstd)?;
-        Ok(Results { forward, backward })
-    }
 }
 
 fn different<T: Element>(
@@ -407,111 +187,246 @@ fn different<T: Element>(
     }
 }
 
-/// Where rows lie in a guarded buffer.
-#[derive(Clone, Copy)]
-struct Place {
-    layout: Layout,
-    rows: usize,
-    hidden: usize,
-    /// Bytes of an element.
-    size: usize,
+/// A case while it runs.
+struct Run<'a, E, D> {
+    case: &'a Case,
+    device: &'a D,
+    op: &'a RmsNorm,
+    values: &'a Values<E>,
+    layouts: Layouts,
+    in_place: InPlace,
+    /// Bytes that must not have been written.
+    failures: Vec<String>,
 }
 
-/// Bytes of NaN before and behind everything.
-const GUARD: usize = 64;
-/// A byte of which NaN of every type is made.
-const NAN: u8 = 0xff;
+/// What the forward leaves for the backward.
+struct Kept<D: Device> {
+    /// What it normalised.
+    x: Guarded<D>,
+    rstd: Guarded<D>,
+}
 
-impl Place {
-    fn new(layout: Layout, rows: usize, hidden: usize, size: usize) -> Self {
-        Self {
-            layout,
-            rows,
-            hidden,
-            size,
+impl<E: Element, D: Device> Run<'_, E, D> {
+    /// What the device writes.
+    fn run(&mut self) -> Result<Results<E>, D::Error> {
+        let w = match &self.values.w {
+            Some(w) => {
+                let (start, size) = (self.case.weight_start, w.dtype().bytes() as usize);
+                Some(self.vector("w", start, size, self.case.hidden, Some(w.as_bytes()))?)
+            }
+            None => None,
+        };
+        let (forward, kept) = self.forward(w.as_ref())?;
+        let found = self.backward(w.as_ref(), kept, forward)?;
+        if let Some(w) = &w {
+            w.check_unwritten(&mut self.failures)?;
         }
+        Ok(found)
     }
 
-    /// Bytes of the buffer.
-    fn bytes(&self) -> usize {
-        let elements = self.layout.offset + self.layout.extent(self.rows, self.hidden);
-        2 * GUARD + elements * self.size
-    }
+    fn forward(&mut self, w: Option<&Guarded<D>>) -> Result<(Forward<E>, Kept<D>), D::Error> {
+        let (layouts, in_place, values) = (self.layouts, self.in_place, self.values);
+        let mut x = self.matrix("x", layouts.x, Some(&values.x))?;
+        let residual = match &values.residual {
+            Some(residual) => Some(self.matrix("residual", layouts.residual, Some(residual))?),
+            None => None,
+        };
+        let own_y = self.matrix("y", layouts.y, None)?;
+        let own_h = self.matrix("h", layouts.h, None)?;
+        let mut rstd = self.vector("rstd", 0, 4, self.case.rows, None)?;
+        let place = |own, input| match input {
+            None => own,
+            Some(ForwardInput::X) => &x,
+            Some(ForwardInput::Residual) => residual.as_ref().unwrap_or(own),
+        };
+        let (y, h) = (place(&own_y, in_place.y), place(&own_h, in_place.h));
+        let args = ForwardArgs {
+            x: self.view(&x, layouts.x),
+            residual: residual.as_ref().map(|it| self.view(it, layouts.residual)),
+            w: self.weight_view(w),
+            h: residual.as_ref().map(|_| self.view(h, layouts.h)),
+            y: self.view(y, layouts.y),
+            rstd: self.rstd_view(&rstd),
+        };
+        // SAFETY: every view lies in a live buffer of the device, and nobody else uses them until
+        // the work has completed, below.
+        unsafe { self.device.backend().forward(self.op, &args)? };
+        self.device.synchronize()?;
 
-    /// Where a row's bytes start.
-    fn row(&self, row: usize) -> usize {
-        let start = self.layout.start(row, self.rows, self.hidden);
-        GUARD + (self.layout.offset + start) * self.size
-    }
-
-    fn row_bytes(&self) -> usize {
-        self.hidden * self.size
-    }
-}
-
-/// A buffer of rows with NaN around them and between.
-struct Guarded<D: Device> {
-    name: &'static str,
-    memory: D::Memory,
-    place: Place,
-    image: Vec<u8>,
-}
-
-impl<D: Device> Guarded<D> {
-    /// With packed `values`, or NaN everywhere.
-    fn new(
-        device: &D,
-        name: &'static str,
-        place: Place,
-        values: Option<&[u8]>,
-    ) -> Result<Self, D::Error> {
-        let mut image = vec![NAN; place.bytes()];
-        let width = place.row_bytes();
-        if let Some(values) = values {
-            for row in 0..place.rows {
-                let start = place.row(row);
-                image[start..start + width].copy_from_slice(&values[row * width..][..width]);
+        let failures = &mut self.failures;
+        let found = Forward {
+            h: match residual {
+                Some(_) => Some(bytemuck::pod_collect_to_vec(&h.outputs(failures)?)),
+                None => None,
+            },
+            y: bytemuck::pod_collect_to_vec(&y.outputs(failures)?),
+            rstd: bytemuck::pod_collect_to_vec(&rstd.outputs(failures)?),
+        };
+        let taken = [in_place.y, in_place.h];
+        let untouched = [
+            (Some(&x), taken.contains(&Some(ForwardInput::X))),
+            (
+                residual.as_ref(),
+                taken.contains(&Some(ForwardInput::Residual)),
+            ),
+            (Some(&own_y), in_place.y.is_none()),
+            (Some(&own_h), residual.is_some() && in_place.h.is_none()),
+            (Some(&rstd), self.case.keeps_rstd),
+        ];
+        for (buffer, written) in untouched {
+            if let (Some(buffer), false) = (buffer, written) {
+                buffer.check_unwritten(failures)?;
             }
         }
-        let mut memory = device.alloc(name, image.len())?;
-        memory.write(&image)?;
-        Ok(Self {
-            name,
-            memory,
-            place,
-            image,
+        let normalised = match (residual, in_place.h) {
+            (None, _) if in_place.y.is_none() => x,
+            // y lies where x did.
+            (None, _) => self.matrix("x", layouts.x, Some(&values.x))?,
+            (Some(_), Some(ForwardInput::X)) => {
+                x.keep()?;
+                x
+            }
+            (Some(mut residual), Some(ForwardInput::Residual)) => {
+                residual.keep()?;
+                residual
+            }
+            (Some(_), None) => {
+                let mut h = own_h;
+                h.keep()?;
+                h
+            }
+        };
+        rstd.keep()?;
+        Ok((
+            found,
+            Kept {
+                x: normalised,
+                rstd,
+            },
+        ))
+    }
+
+    fn backward(
+        &mut self,
+        w: Option<&Guarded<D>>,
+        kept: Kept<D>,
+        forward: Forward<E>,
+    ) -> Result<Results<E>, D::Error> {
+        let (layouts, in_place, values, case) =
+            (self.layouts, self.in_place, self.values, self.case);
+        let backend = self.device.backend();
+        let (rows, hidden) = (case.rows, case.hidden);
+        let bytes = self
+            .op
+            .workspace_bytes(rows as u64, case.residual, backend.properties())?;
+        let workspace = self.vector("workspace", 0, 1, bytes as usize, None)?;
+        let dy = self.matrix("dy", layouts.dy, Some(&values.dy))?;
+        let dh = match &values.dh {
+            Some(dh) => Some(self.matrix("dh", layouts.dh, Some(dh))?),
+            None => None,
+        };
+        let own_dx = self.matrix("dx", layouts.dx, None)?;
+        let old = values.old_dw.as_deref().map(bytemuck::cast_slice);
+        let dw = self.vector("dw", 0, 4, hidden, old)?;
+        let dw_bf16 = self.vector("dw in BF16", 0, 2, hidden, None)?;
+        let dx = match in_place.dx {
+            None => &own_dx,
+            Some(BackwardInput::Dy) => &dy,
+            Some(BackwardInput::X) => &kept.x,
+            Some(BackwardInput::Dh) => dh.as_ref().unwrap_or(&own_dx),
+        };
+        let x_layout = match case.residual {
+            true => layouts.h,
+            false => layouts.x,
+        };
+        let dw_view = VectorView::f32(dw.address(), hidden as u64);
+        let bf16_view = VectorView::bf16(dw_bf16.address(), hidden as u64);
+        let args = BackwardArgs {
+            dy: self.view(&dy, layouts.dy),
+            x: self.view(&kept.x, x_layout),
+            dh: dh.as_ref().map(|dh| self.view(dh, layouts.dh)),
+            w: self.weight_view(w),
+            rstd: self.rstd_view(&kept.rstd),
+            dx: case.gradients.0.then(|| self.view(dx, layouts.dx)),
+            dw: case.wants_dw().then(|| case.dw.view(dw_view, bf16_view)),
+            workspace: Workspace {
+                address: workspace.address(),
+                bytes,
+            },
+        };
+        // SAFETY: as in the forward.
+        unsafe { backend.backward(self.op, &args)? };
+        self.device.synchronize()?;
+
+        let failures = &mut self.failures;
+        workspace.outputs(failures)?;
+        let found = Results {
+            forward,
+            dx: bytemuck::pod_collect_to_vec(&dx.outputs(failures)?),
+            dw: bytemuck::pod_collect_to_vec(&dw.outputs(failures)?),
+            dw_bf16: bytemuck::pod_collect_to_vec(&dw_bf16.outputs(failures)?),
+        };
+        let taken = |input| in_place.dx == Some(input);
+        let untouched = [
+            (Some(&dy), taken(BackwardInput::Dy)),
+            (Some(&kept.x), taken(BackwardInput::X)),
+            (dh.as_ref(), taken(BackwardInput::Dh)),
+            (Some(&kept.rstd), false),
+            (Some(&own_dx), case.gradients.0 && in_place.dx.is_none()),
+            (Some(&dw), case.wants_dw() && case.dw.has_f32()),
+            (Some(&dw_bf16), case.wants_dw() && case.dw.has_bf16()),
+        ];
+        for (buffer, written) in untouched {
+            if let (Some(buffer), false) = (buffer, written) {
+                buffer.check_unwritten(failures)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Rows with these values, or of NaN.
+    fn matrix(
+        &self,
+        name: &'static str,
+        layout: Layout,
+        values: Option<&[E]>,
+    ) -> Result<Guarded<D>, D::Error> {
+        let Case { rows, hidden, .. } = *self.case;
+        let place = Place::new(layout, rows, hidden, size_of::<E>());
+        Guarded::new(self.device, name, place, values.map(bytemuck::cast_slice))
+    }
+
+    /// `len` elements of `size` bytes, `offset` elements behind a multiple of 16 bytes.
+    fn vector(
+        &self,
+        name: &'static str,
+        offset: usize,
+        size: usize,
+        len: usize,
+        values: Option<&[u8]>,
+    ) -> Result<Guarded<D>, D::Error> {
+        let step = Step::Packed;
+        let place = Place::new(Layout { offset, step }, 1, len, size);
+        Guarded::new(self.device, name, place, values)
+    }
+
+    fn view(&self, buffer: &Guarded<D>, layout: Layout) -> RowsView {
+        let (rows, hidden) = (self.case.rows as u64, self.case.hidden as u64);
+        let packed = RowsView::packed(buffer.address(), rows, hidden);
+        layout.view(packed.with_dtype(E::DTYPE))
+    }
+
+    fn weight_view(&self, w: Option<&Guarded<D>>) -> Option<VectorView> {
+        w.zip(self.case.weight).map(|(w, dtype)| VectorView {
+            address: w.address(),
+            dtype,
+            len: self.case.hidden as u64,
         })
     }
 
-    /// Of row 0.
-    fn address(&self) -> u64 {
-        self.memory.address() + self.place.row(0) as u64
-    }
-
-    fn check_input(&self, failures: &mut Vec<String>) -> Result<(), D::Error> {
-        if self.memory.read()? != self.image {
-            failures.push(format!("{} was written", self.name));
-        }
-        Ok(())
-    }
-
-    /// The rows, packed. What was written beside them is a failure.
-    fn outputs(&self, failures: &mut Vec<String>) -> Result<Vec<u8>, D::Error> {
-        let mut bytes = self.memory.read()?;
-        let width = self.place.row_bytes();
-        let mut rows = Vec::with_capacity(self.place.rows * width);
-        for row in 0..self.place.rows {
-            let row = &mut bytes[self.place.row(row)..][..width];
-            rows.extend_from_slice(row);
-            row.fill(NAN);
-        }
-        if let Some(at) = bytes.iter().position(|&byte| byte != NAN) {
-            let first = self.place.row(0);
-            failures.push(format!(
-                "{}: byte {at} was written, the first element's is {first}",
-                self.name
-            ));
-        }
-        Ok(rows)
+    /// Of rstd, where it is kept.
+    fn rstd_view(&self, rstd: &Guarded<D>) -> Option<VectorView> {
+        let view = VectorView::f32(rstd.address(), self.case.rows as u64);
+        self.case.keeps_rstd.then_some(view)
     }
 }

@@ -5,8 +5,11 @@ use super::error::{CliError, Result};
 use super::output::{Output, thousands};
 use super::progress::Progress;
 use cake_rmsnorm::backend::Backend;
-use cake_rmsnorm::cases::{Case, Device, Memory};
+use cake_rmsnorm::cases::{Case, Device, Memory, Step};
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// Arguments of `cases`.
 #[derive(clap::Args)]
@@ -21,9 +24,15 @@ pub struct Args {
     /// Seed of the first; the others follow. A seed and a size name the same case everywhere.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Seeds from a file instead: one a line, perhaps with a size behind it; `#` starts a comment.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["count", "seed"])]
+    seeds: Option<PathBuf>,
     /// Elements of a matrix, at most about as many.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     elements: u64,
+    /// Begin no case after so many seconds.
+    #[arg(long, value_name = "SECONDS")]
+    limit: Option<u64>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -35,16 +44,22 @@ const MOST_FAILURES: usize = 20;
 #[derive(Serialize)]
 struct Report {
     device: String,
+    /// The first case.
     seed: u64,
+    /// Elements of a matrix, at most about as many.
     elements: u64,
     cases: u64,
     ok: bool,
+    /// How many of the cases are of a kind.
+    kinds: BTreeMap<&'static str, u64>,
+    seconds: f64,
     failures: Vec<Failure>,
 }
 
 #[derive(Serialize)]
 struct Failure {
     seed: u64,
+    elements: u64,
     case: String,
     what: Vec<String>,
 }
@@ -52,8 +67,12 @@ struct Failure {
 /// Runs the cases; whether all is well.
 pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
     let progress = Progress::new();
-    let (device, fallback) =
-        device::open(args.device, &Planning::default(), args.elements, &progress)?;
+    let names: Box<dyn Iterator<Item = (u64, u64)>> = match &args.seeds {
+        Some(path) => Box::new(read_seeds(path, args.elements)?.into_iter()),
+        None => Box::new((0..args.count).map(|i| (args.seed.wrapping_add(i), args.elements))),
+    };
+    let planning = Planning::default();
+    let (device, fallback) = device::open(args.device, &planning, args.elements, &progress)?;
     let device = Reached(&*device);
     if !args.json {
         out.line(format!("device  {}", device.0.name()))?;
@@ -61,33 +80,55 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
             out.line(format!("        {why}"))?;
         }
     }
-    let mut failures = Vec::new();
-    let mut cases = 0;
+    let begin = Instant::now();
+    let late = || {
+        args.limit
+            .is_some_and(|limit| begin.elapsed().as_secs() >= limit)
+    };
+    let mut report = Report {
+        device: device.0.name(),
+        seed: args.seed,
+        elements: args.elements,
+        cases: 0,
+        ok: true,
+        kinds: BTreeMap::new(),
+        seconds: 0.0,
+        failures: Vec::new(),
+    };
     progress.expect(args.count);
     progress.stage("cases");
-    let elements = usize::try_from(args.elements).unwrap_or(usize::MAX);
-    for seed in (0..args.count).map(|i| args.seed.wrapping_add(i)) {
-        let case = Case::from_seed(seed, elements);
-        let what = case.run(&device)?;
-        cases += 1;
-        progress.advance(1);
-        if !what.is_empty() {
-            let case = case.to_string();
-            failures.push(Failure { seed, case, what });
+    for (seed, elements) in names {
+        if late() || report.failures.len() == MOST_FAILURES {
+            break;
         }
-        if failures.len() == MOST_FAILURES {
+        if report.cases == 0 {
+            (report.seed, report.elements) = (seed, elements);
+        }
+        let case = Case::from_seed(seed, usize::try_from(elements).unwrap_or(usize::MAX));
+        let found = case.run(&device);
+        report.cases += 1;
+        progress.advance(1);
+        for kind in kinds(&case) {
+            *report.kinds.entry(kind).or_default() += 1;
+        }
+        let broken = found.is_err();
+        let what = found.unwrap_or_else(|error| vec![error.to_string()]);
+        if !what.is_empty() {
+            report.failures.push(Failure {
+                seed,
+                elements,
+                case: case.to_string(),
+                what,
+            });
+        }
+        if broken {
+            // Other calls of a device that failed say nothing.
             break;
         }
     }
     progress.finish();
-    let report = Report {
-        device: device.0.name(),
-        seed: args.seed,
-        elements: args.elements,
-        cases,
-        ok: failures.is_empty(),
-        failures,
-    };
+    report.ok = report.failures.is_empty();
+    report.seconds = (begin.elapsed().as_secs_f64() * 100.0).round() / 100.0;
     out.line(if args.json {
         serde_json::to_string_pretty(&report).map_err(|error| CliError::Stdout(error.into()))?
     } else {
@@ -96,16 +137,96 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
     Ok(report.ok)
 }
 
+/// Seeds and sizes of a file.
+fn read_seeds(path: &Path, elements: u64) -> Result<Vec<(u64, u64)>> {
+    let text = std::fs::read_to_string(path).map_err(|source| CliError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let mut seeds = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or_default();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let read = |word: &str| word.parse::<u64>().ok();
+        let name = match words[..] {
+            [] => continue,
+            [seed] => read(seed).map(|seed| (seed, elements)),
+            [seed, size] => read(seed).zip(read(size).filter(|&size| size > 0)),
+            _ => None,
+        };
+        seeds.push(name.ok_or_else(|| CliError::Usage {
+            option: "--seeds",
+            reason: format!(
+                "{}, line {}: {line:?}: accepted are a seed, and a size of 1 or more",
+                path.display(),
+                number + 1,
+            ),
+        })?);
+    }
+    Ok(seeds)
+}
+
+/// What a case is an example of.
+fn kinds(case: &Case) -> impl Iterator<Item = &'static str> {
+    let (in_place, layouts) = case.places();
+    let matrices = [
+        layouts.x,
+        layouts.residual,
+        layouts.h,
+        layouts.y,
+        layouts.dy,
+        layouts.dh,
+        layouts.dx,
+    ];
+    let any = |what: fn(&Step) -> bool| matrices.iter().any(|layout| what(&layout.step));
+    let dw = case.wants_dw();
+    let kinds = [
+        (case.rows == 0, "no rows"),
+        (case.residual, "residual"),
+        (case.weight.is_none(), "no weight"),
+        (case.weight_offset != 0.0, "weight offset"),
+        (
+            any(|step| matches!(step, Step::Grouped { .. })),
+            "rows in groups",
+        ),
+        (any(|step| matches!(step, Step::Same)), "a row repeated"),
+        (
+            any(|step| matches!(step, Step::Reversed(_))),
+            "rows backwards",
+        ),
+        (in_place.y.is_some(), "y in place"),
+        (in_place.h.is_some(), "h in place"),
+        (in_place.dx.is_some(), "dx in place"),
+        (!case.keeps_rstd, "rstd recomputed"),
+        (!dw, "dx alone"),
+        (!case.gradients.0, "dw alone"),
+        (dw && case.dw.accumulates(), "dw added to"),
+        (dw && case.dw.has_bf16(), "dw in BF16"),
+        (case.is_bounded(), "held to FP64 too"),
+    ];
+    kinds
+        .into_iter()
+        .filter_map(|(is, kind)| is.then_some(kind))
+}
+
 fn table(report: &Report) -> String {
     let mut text = format!(
-        "{} cases from seed {} on, matrices of up to {} elements\n",
+        "{} cases from seed {} on, matrices of up to {} elements, {:.0} s\n",
         thousands(report.cases),
         report.seed,
         thousands(report.elements),
+        report.seconds,
     );
-    for Failure { case, what, .. } in &report.failures {
-        text += &format!("\n{case}\n");
-        for what in what {
+    let kinds = report.kinds.iter();
+    let kinds: Vec<String> = kinds
+        .map(|(kind, cases)| format!("{kind} {}", thousands(*cases)))
+        .collect();
+    text += &format!("{}\n", kinds.join(", "));
+    for failure in &report.failures {
+        let Failure { seed, elements, .. } = failure;
+        text += &format!("\n{}\n", failure.case);
+        text += &format!("    cake-rmsnorm cases --seed {seed} --elements {elements} --count 1\n");
+        for what in &failure.what {
             text += &format!("    {what}\n");
         }
     }

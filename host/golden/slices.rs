@@ -26,7 +26,7 @@ impl Weight<'_> {
         self.view().map(|view| view.dtype)
     }
 
-    fn view(&self) -> Option<VectorView> {
+    pub(crate) fn view(&self) -> Option<VectorView> {
         match self {
             Weight::None => None,
             Weight::Bf16(w) => Some(VectorView::bf16(w.as_ptr() as u64, w.len() as u64)),
