@@ -7,7 +7,7 @@ mod sim;
 
 use super::error::{CliError, Result};
 use super::progress::Progress;
-use cake_rmsnorm::backend::Backend;
+use cake_rmsnorm::backend::{Backend, Launcher};
 use cake_rmsnorm::plan::Routes;
 use clap::ValueEnum;
 use std::path::Path;
@@ -39,6 +39,11 @@ pub trait Device {
 
     /// What runs operators on that memory.
     fn backend(&self) -> &dyn Backend;
+
+    /// What launches kernels on that memory; `None` where operators run without them.
+    fn launcher(&self) -> Option<&dyn Launcher> {
+        None
+    }
 
     /// What runs operators on that memory by other routes, as if with `sm_count` multiprocessors.
     /// `None` where operators run without plans.

@@ -10,6 +10,7 @@ mod doctor;
 mod error;
 mod operands;
 mod output;
+mod partition;
 mod progress;
 mod routes;
 mod sweep;
@@ -50,6 +51,8 @@ enum Command {
     Sweep(sweep::Args),
     /// Measure every choice of programs on this GPU, and write routes that the library can load.
     Tune(tune::Args),
+    /// Measure what it costs that dw does not depend on the number of multiprocessors.
+    Partition(partition::Args),
     /// Print which kernels run for a shape, and how dw is summed.
     Routes(routes::Args),
     /// Look for what is missing on this machine, and say what to do about it.
@@ -98,6 +101,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args, &mut out).map(|()| true),
         Command::BenchHost(args) => bench_host::run(&args, &mut out),
         Command::Sweep(args) => sweep::run(&args, &mut out),
+        Command::Partition(args) => partition::run(&args, &mut out),
         Command::Tune(args) => tune::run(&args, &mut out).map(|()| true),
         Command::Routes(args) => routes::run(&args, &mut out).map(|()| true),
         Command::Doctor => doctor::run(&mut out).map(|()| true),

@@ -48,6 +48,23 @@ fn the_kernels_are_as_accurate() {
     }
 }
 
+/// Of more blocks of rows than there are pairs of blocks, with the fast kernels and with the general
+/// ones.
+#[test]
+fn every_row_is_compared_with_golden() {
+    let shape = ["--seeds", "1", "--inputs", "normal", "--every-row"];
+    for (device, rows, hidden, elements) in [
+        ("cpu", "131203", "8", 2 * 131_203 * 8),
+        ("sim", "70", "72", 2 * 70 * 72),
+        ("sim", "70", "67", 2 * 70 * 67),
+    ] {
+        let size = ["--device", device, "--rows", rows, "--hidden", hidden];
+        let cases = accuracy(&[&shape[..], &size].concat());
+        assert_eq!(cases[0]["ok"], true, "{:?}", cases[0]);
+        assert_eq!(cases[0]["equal_elements"].as_u64(), Some(elements));
+    }
+}
+
 #[test]
 fn what_has_no_weight_gradient_is_refused() {
     let found = refusal(&["accuracy", "--rows", "0"]);

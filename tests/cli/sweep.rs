@@ -1,4 +1,4 @@
-//! `sweep`, under the simulator, and `tune`, which needs a GPU.
+//! `sweep`, under the simulator, and `tune` and `partition`, which need a GPU.
 
 use super::{program, refusal, stdout};
 use serde_json::Value;
@@ -33,4 +33,6 @@ fn what_has_one_program_is_refused() {
     assert!(refusal(&["sweep", "--hidden", "0"]).contains("hidden size 0"));
     let tune = ["tune", "--out", "/nowhere/at/all.json", "--device"];
     assert!(refusal(&[&tune[..], &["cpu"]].concat()).contains("accepted is cuda"));
+    assert!(refusal(&["partition", "--device", "cpu"]).contains("accepted is cuda"));
+    assert!(refusal(&["partition", "--rows", "0"]).contains("0 rows"));
 }

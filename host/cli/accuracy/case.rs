@@ -1,6 +1,7 @@
 //! One case: a shape, a kind of inputs, many seeds.
 
 use super::InputsArg;
+use super::rows::Rows;
 use crate::cli::device::Device;
 use crate::cli::error::{CliError, Result};
 use crate::cli::operands::Operands;
@@ -27,6 +28,8 @@ pub struct Case {
     pub rows: u64,
     /// The inputs.
     pub inputs: InputsArg,
+    /// Whether y, rstd and dx of the first seed are compared with the golden bits.
+    pub every_row: bool,
 }
 
 /// What was found over all seeds.
@@ -58,6 +61,8 @@ pub struct Outcome {
     rel_l2: f64,
     /// Whether a second backward gave the same bits, of every seed.
     pub repeat_bits: bool,
+    /// Elements of y and dx, each of which has the golden bits; 0 where they were not compared.
+    pub equal_elements: u64,
     seconds: f64,
 }
 
@@ -72,14 +77,16 @@ impl Case {
     /// Runs the case for the seeds 0 … `seeds` − 1.
     pub fn run(&self, device: &dyn Device, seeds: u64, progress: &Progress) -> Result<Outcome> {
         let begin = Instant::now();
-        let Case { op, rows, inputs } = *self;
+        let Case {
+            op, rows, inputs, ..
+        } = *self;
         let backend = device.backend();
         let routes = backend.routes();
         let plan = op.backward_plan_by(routes, rows, false, backend.properties())?;
         let mut operands = Operands::new(device, op, rows, false, plan.workspace_bytes)?;
         let mut accuracy = Accuracy::new(Output::Dw);
         let mut failures = Vec::new();
-        let mut repeat_bits = true;
+        let (mut repeat_bits, mut equal_elements) = (true, 0);
         for seed in 0..seeds {
             progress.stage(format!(
                 "{} H {}, T {rows}, seed {seed}",
@@ -92,12 +99,38 @@ impl Case {
                 bytes: (BLOCKS * BLOCK_ROWS) as u64 * op.hidden() * 2,
             })?;
             upload(&mut operands, &pool, rows)?;
+            let every_row = self.every_row && seed == 0;
+            if every_row {
+                device.synchronize()?;
+                operands.y.poison(POISONS[0])?;
+                operands.rstd.poison(POISONS[0])?;
+                operands.dx.poison(POISONS[0])?;
+            }
             operands.forward(backend, rows)?;
             let first = backward(device, &mut operands, rows, POISONS[0])?;
             let again = backward(device, &mut operands, rows, POISONS[1])?;
             if bytes(&first) != bytes(&again) {
                 repeat_bits = false;
                 failures.push(format!("seed {seed}: repeated runs differ in their bits"));
+            }
+            if every_row {
+                let pool = &pool;
+                let (op, rows) = (op, rows as usize);
+                let compared = Rows {
+                    device,
+                    op,
+                    pool,
+                    rows,
+                };
+                let different = compared.compare(&operands)?;
+                if different.is_empty() {
+                    equal_elements = 2 * rows as u64 * op.hidden();
+                } else {
+                    let which = different.join(", ");
+                    failures.push(format!(
+                        "seed {seed}: {which} of some rows differ from golden"
+                    ));
+                }
             }
             let rstd = pool_rstd(&operands, rows)?;
             if !rstd.agree {
@@ -140,6 +173,7 @@ impl Case {
             worst_budget: report.worst_budget,
             rel_l2: report.rel_l2,
             repeat_bits,
+            equal_elements,
             seconds: (begin.elapsed().as_secs_f64() * 100.0).round() / 100.0,
         })
     }

@@ -1,6 +1,7 @@
 //! `accuracy`: dw of very many rows against exact sums.
 
 mod case;
+mod rows;
 
 use super::device::{self, DeviceArg, Planning};
 use super::error::{CliError, Result};
@@ -39,6 +40,9 @@ pub struct Args {
     /// The weight's element type.
     #[arg(long, value_enum, default_value = "f32")]
     weight: DtypeArg,
+    /// Compare y, rstd and dx of the first seed too, every row, with the golden bits.
+    #[arg(long)]
+    every_row: bool,
     /// Plan for this many multiprocessors. Changes no bit of any output.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     sm_count: Option<u32>,
@@ -136,7 +140,12 @@ fn accuracy(args: &Args, out: &mut Output, progress: &Progress) -> Result<bool> 
     for op in operators {
         for &rows in &rows {
             for &inputs in &args.inputs {
-                let case = Case { op, rows, inputs };
+                let case = Case {
+                    op,
+                    rows,
+                    inputs,
+                    every_row: args.every_row,
+                };
                 let outcome = case.run(&*device, args.seeds, progress)?;
                 ok &= outcome.ok;
                 progress.hidden(|| {
@@ -182,6 +191,10 @@ impl Outcome {
                 "DIFFERENT"
             },
         );
+        if self.equal_elements > 0 {
+            let elements = thousands(self.equal_elements);
+            text += &format!("\n  {elements} elements of y and dx have the golden bits");
+        }
         for failure in &self.failures {
             text += &format!("\n  {failure}");
         }

@@ -89,6 +89,10 @@ impl Device for CudaDevice {
         &self.0
     }
 
+    fn launcher(&self) -> Option<&dyn Launcher> {
+        Some(&self.0)
+    }
+
     fn backend_by(&self, routes: Arc<Routes>, sm_count: u32) -> Option<Box<dyn Backend + '_>> {
         let cuda = self.0.clone().with_routes(routes);
         Some(Box::new(cuda.with_sm_count(sm_count)))

@@ -3,8 +3,8 @@
 use super::{Buffer, Device, Planning};
 use crate::cli::error::Result;
 use crate::cli::progress::Progress;
-use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::sim::{Sim, SimBuffer};
+use cake_rmsnorm::backend::{Backend, Launcher};
 use cake_rmsnorm::plan::Routes;
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Device for SimDevice {
     }
 
     fn name(&self) -> String {
-        let sms = self.0.properties().sm_count;
+        let sms = Backend::properties(&self.0).sm_count;
         format!("sim (the kernels, simulated on the CPU with every check; {sms} multiprocessors)")
     }
 
@@ -45,6 +45,10 @@ impl Device for SimDevice {
 
     fn backend(&self) -> &dyn Backend {
         &self.0
+    }
+
+    fn launcher(&self) -> Option<&dyn Launcher> {
+        Some(&self.0)
     }
 
     fn backend_by(&self, routes: Arc<Routes>, sm_count: u32) -> Option<Box<dyn Backend + '_>> {

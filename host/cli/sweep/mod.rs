@@ -26,6 +26,9 @@ pub struct Args {
     /// simulator].
     #[arg(long, value_delimiter = ',')]
     rows: Vec<u64>,
+    /// Both weights with and without residual at every T up to 300, instead of each in turn.
+    #[arg(long)]
+    every_form: bool,
     /// Print one JSON object a line instead of the table.
     #[arg(long)]
     json: bool,
@@ -160,7 +163,10 @@ fn width(
             (rows, _) => rows.iter().copied().collect(),
         };
         let ours = |&rows: &u64| {
-            let dense = args.rows.is_empty() && rows <= EVERY_ROWS && device.kind() != "sim";
+            let dense = !args.every_form
+                && args.rows.is_empty()
+                && rows <= EVERY_ROWS
+                && device.kind() != "sim";
             let all = !dense && rows * hidden <= ALL_FORMS_ELEMENTS;
             all || (rows + index as u64) % FORMS.len() as u64 == form as u64
         };
