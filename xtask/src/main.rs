@@ -4,6 +4,7 @@ mod assemble;
 mod counts;
 mod cuda_tools;
 mod device_build;
+mod header;
 mod lint;
 mod postprocess;
 mod ptx;
@@ -39,6 +40,8 @@ enum Command {
     CudaStub(stub::Args),
     /// Write the tables of the documents from `docs/measurements/`.
     Tables(tables::Args),
+    /// Write the C header from the sources of the C interface.
+    Header(header::Args),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Sass(args) => assemble::run(&args).map_err(Into::into),
         Command::CudaStub(args) => stub::run(&args).map_err(Into::into),
         Command::Tables(args) => tables::run(&args).map_err(Into::into),
+        Command::Header(args) => header::run(&args).map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
