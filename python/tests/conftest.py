@@ -1,0 +1,19 @@
+"""Says what is left out where PyTorch or a GPU is not there."""
+
+import importlib.util
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+NEEDS_TORCH = ["test_functional.py", "test_gated.py", "test_module.py", "test_compile.py"]
+
+if importlib.util.find_spec("torch") is None:
+    collect_ignore = NEEDS_TORCH
+
+
+def pytest_report_header():
+    if importlib.util.find_spec("torch") is None:
+        return f"SKIPPED, for PyTorch is not installed: {', '.join(NEEDS_TORCH)}"
+    return None
