@@ -75,6 +75,7 @@ fn gpu(ordinal: u32) -> Result<&'static cake_rmsnorm::backend::cuda::Device, Fai
         return Ok(device);
     }
     let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+    crate::driver::load()?;
     if slot.get().is_none() {
         let _ = slot.set(Device::open(ordinal)?);
     }

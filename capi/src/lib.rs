@@ -5,6 +5,25 @@
 
 mod bench;
 mod device;
+#[cfg(all(
+    feature = "cuda",
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+mod driver;
+#[cfg(all(
+    feature = "cuda",
+    not(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    ))
+))]
+mod driver {
+    //! Elsewhere the driver is linked.
+    pub(crate) fn load() -> Result<(), crate::failure::Failure> {
+        Ok(())
+    }
+}
 mod failure;
 mod gated;
 mod plain;

@@ -173,8 +173,8 @@ fn gated_lines() -> [String; 4] {
     ]
 }
 
-/// Compiles and runs the program.
-fn run(compiler: &str, options: &[&str], static_library: bool) -> Vec<String> {
+/// Compiles and runs a program; its lines.
+fn run(source: &Path, compiler: &str, options: &[&str], static_library: bool) -> Vec<String> {
     let capi = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().expect("a temporary folder");
     let program = folder.path().join("program");
@@ -185,17 +185,15 @@ fn run(compiler: &str, options: &[&str], static_library: bool) -> Vec<String> {
         .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1"])
         .arg("-I")
         .arg(capi.join("include"))
-        .arg(capi.join("tests/c/program.c"))
+        .arg(source)
         .arg("-o")
         .arg(&program);
     if static_library {
         // A C++ compiler takes what follows for C++ too.
         command.args(["-x", "none"]);
         command.arg(libraries.join("libcake_rmsnorm_capi.a"));
-        if cfg!(feature = "cuda") {
-            let folder = std::env::var("CUDA_LIBRARY_PATH").expect("CUDA_LIBRARY_PATH");
-            command.arg(format!("-L{folder}/lib64")).arg("-lcuda");
-        }
+        // Without what is not used, which with CUDA needs the driver's library.
+        command.arg("-Wl,--gc-sections");
     } else {
         let run_path = format!("-Wl,-rpath,{}", libraries.display());
         command.args(["-x", "none"]).arg(run_path);
@@ -205,7 +203,11 @@ fn run(compiler: &str, options: &[&str], static_library: bool) -> Vec<String> {
     let compiled = command.output().expect("a C compiler");
     let log = String::from_utf8_lossy(&compiled.stderr);
     assert!(compiled.status.success(), "{command:?}:\n{log}");
-    let output = Command::new(&program).output().expect("the program");
+    // The library with CUDA loads without a driver.
+    let output = Command::new(&program)
+        .env_remove("LD_LIBRARY_PATH")
+        .output()
+        .expect("the program");
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     assert!(
         output.status.success(),
@@ -216,16 +218,35 @@ fn run(compiler: &str, options: &[&str], static_library: bool) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
+/// Text between two others.
+fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
+    let (_, rest) = text.split_once(start).expect("a start");
+    rest.split_once(end).expect("an end").0
+}
+
+#[test]
+fn the_guides_program_prints_what_the_guide_says() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/embedding-c.md");
+    let guide = std::fs::read_to_string(guide).expect("the guide");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let source = folder.path().join("forward.c");
+    std::fs::write(&source, between(&guide, "```c\n", "```")).expect("the program");
+    let found = run(&source, "cc", &["-x", "c", "-std=c11"], false);
+    let says = between(&guide, "./forward      # ", "\n");
+    assert_eq!(found, [says]);
+}
+
 #[test]
 fn c_and_cpp_programs_get_the_golden_bits() {
     let expected = expected();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/program.c");
     let languages: [(&str, &[&str]); 2] = [
         ("cc", &["-x", "c", "-std=c11"]),
         ("c++", &["-x", "c++", "-std=c++17"]),
     ];
     for (compiler, options) in languages {
         for static_library in [false, true] {
-            let found = run(compiler, options, static_library);
+            let found = run(&source, compiler, options, static_library);
             assert_eq!(found, expected, "{compiler}, static: {static_library}");
         }
     }
