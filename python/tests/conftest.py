@@ -7,13 +7,20 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-NEEDS_TORCH = ["test_functional.py", "test_gated.py", "test_module.py", "test_compile.py"]
+NEEDS_TORCH = [
+    "test_functional.py",
+    "test_gated.py",
+    "test_module.py",
+    "test_compile.py",
+    "test_guide.py",
+]
 
-if importlib.util.find_spec("torch") is None:
+MISSING = importlib.util.find_spec("torch") is None
+if MISSING:
     collect_ignore = NEEDS_TORCH
 
 
-def pytest_report_header():
-    if importlib.util.find_spec("torch") is None:
-        return f"SKIPPED, for PyTorch is not installed: {', '.join(NEEDS_TORCH)}"
-    return None
+def pytest_terminal_summary(terminalreporter):
+    if MISSING:
+        names = ", ".join(NEEDS_TORCH)
+        terminalreporter.write_line(f"SKIPPED, for PyTorch is not installed: {names}")
