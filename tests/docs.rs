@@ -3,14 +3,18 @@
 use std::fs;
 use std::path::Path;
 
-/// Tests as docs/testing.md names them: a file and a function.
+/// Tests as docs/testing.md names them: a file in Rust or Python, and a function.
 fn named_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let code = text.split('`').skip(1).step_by(2);
-    code.filter_map(|code| code.split_once(".rs::"))
+    let named = code.filter_map(|code| code.split_once("::"));
+    named.filter(|(file, _)| file.ends_with(".rs") || file.ends_with(".py"))
 }
 
-/// Whether `source` has a function of that name with the attribute `#[test]`.
-fn has_test(source: &str, name: &str) -> bool {
+/// Whether `source` has a function of that name that its language runs as a test.
+fn has_test(file: &str, source: &str, name: &str) -> bool {
+    if file.ends_with(".py") {
+        return name.starts_with("test_") && source.contains(&format!("\ndef {name}("));
+    }
     let lines: Vec<_> = source.lines().map(str::trim_start).collect();
     let start = format!("fn {name}(");
     lines.iter().enumerate().any(|(i, line)| {
@@ -27,9 +31,8 @@ fn tests_that_are_named_exist() {
     let text = fs::read_to_string(root.join("docs/testing.md")).expect("docs/testing.md");
     let mut count = 0;
     for (file, name) in named_tests(&text) {
-        let path = root.join(format!("{file}.rs"));
-        let source = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{file}.rs: {e}"));
-        assert!(has_test(&source, name), "{file}.rs has no test {name}");
+        let source = fs::read_to_string(root.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        assert!(has_test(file, &source, name), "{file} has no test {name}");
         count += 1;
     }
     assert!(
