@@ -7,8 +7,10 @@ use cake_rmsnorm::cases::{
     BackwardInput, Case, Device, ForwardInput, InPlace, Memory, Step, WeightOutput,
 };
 use cake_rmsnorm::{Dtype, Error};
+use memmap2::{MmapMut, MmapOptions};
 use proptest::prelude::*;
-use std::cell::UnsafeCell;
+use rayon::prelude::*;
+use std::cell::{RefCell, UnsafeCell};
 
 /// The golden implementation, on host memory.
 struct Host;
@@ -27,24 +29,25 @@ impl Memory<Error> for HostMemory {
         self.pointer().expose_provenance() as u64
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        assert_eq!(bytes.len(), self.1);
-        // SAFETY: as many bytes as asked for; no reference to them is ever given out.
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), Error> {
+        assert!(at + bytes.len() <= self.1);
+        // SAFETY: inside what was asked for; no reference to it is ever given out.
         unsafe {
-            self.pointer()
-                .copy_from_nonoverlapping(bytes.as_ptr(), self.1)
-        };
+            let to = self.pointer().add(at);
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
         Ok(())
     }
 
-    fn read(&self) -> Result<Vec<u8>, Error> {
-        let mut bytes = vec![0; self.1];
+    fn read(&self, at: usize, bytes: usize) -> Result<Vec<u8>, Error> {
+        assert!(at + bytes <= self.1);
+        let mut found = vec![0; bytes];
         // SAFETY: as above; calls are done when they return.
         unsafe {
-            self.pointer()
-                .copy_to_nonoverlapping(bytes.as_mut_ptr(), self.1)
-        };
-        Ok(bytes)
+            let from = self.pointer().add(at);
+            from.copy_to_nonoverlapping(found.as_mut_ptr(), bytes);
+        }
+        Ok(found)
     }
 }
 
@@ -84,6 +87,139 @@ impl Device for Simulated {
     fn synchronize(&self) -> Result<(), Error> {
         Ok(())
     }
+}
+
+/// Addresses without memory behind them, until they are touched. They stay reserved, so that no two
+/// buffers of a case have the same.
+#[derive(Default)]
+struct Reserved(RefCell<Vec<MmapMut>>);
+
+impl Reserved {
+    fn alloc(&self, bytes: usize) -> *mut u8 {
+        let mut map = MmapOptions::new()
+            .len(bytes)
+            .no_reserve_swap()
+            .map_anon()
+            .expect("addresses");
+        let start = map.as_mut_ptr();
+        self.0.borrow_mut().push(map);
+        start
+    }
+}
+
+/// The golden implementation, on reserved addresses.
+#[derive(Default)]
+struct FarHost(Reserved);
+
+struct FarHostMemory(*mut u8);
+
+impl Memory<Error> for FarHostMemory {
+    fn address(&self) -> u64 {
+        self.0.expose_provenance() as u64
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), Error> {
+        // SAFETY: inside the reserved addresses, as a case promises.
+        unsafe {
+            let to = self.0.add(at);
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+        Ok(())
+    }
+
+    fn read(&self, at: usize, bytes: usize) -> Result<Vec<u8>, Error> {
+        let mut found = vec![0; bytes];
+        // SAFETY: as above; calls are done when they return.
+        unsafe {
+            let from = self.0.add(at);
+            from.copy_to_nonoverlapping(found.as_mut_ptr(), bytes);
+        }
+        Ok(found)
+    }
+}
+
+impl Device for FarHost {
+    type Error = Error;
+    type Memory = FarHostMemory;
+
+    fn backend(&self) -> &dyn Backend {
+        &Cpu
+    }
+
+    fn alloc(&self, _: &'static str, bytes: usize) -> Result<FarHostMemory, Error> {
+        Ok(FarHostMemory(self.0.alloc(bytes)))
+    }
+
+    fn synchronize(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// The simulator, on reserved addresses. Kernels may touch what was written alone: an access that
+/// misses a row by as much as a guard is an error.
+struct FarSimulated(Sim, Reserved);
+
+struct FarSimMemory {
+    sim: Sim,
+    name: &'static str,
+    start: *mut u8,
+    written: Vec<(usize, SimBuffer)>,
+}
+
+impl Memory<Error> for FarSimMemory {
+    fn address(&self) -> u64 {
+        self.start.expose_provenance() as u64
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), Error> {
+        let start = self.start.wrapping_add(at);
+        // SAFETY: reserved addresses, which stay so until the simulator is gone.
+        let part = unsafe { self.sim.register(self.name, start, bytes.len())? };
+        part.write(bytes)?;
+        self.written.push((at, part));
+        Ok(())
+    }
+
+    fn read(&self, at: usize, bytes: usize) -> Result<Vec<u8>, Error> {
+        let part = self.written.iter().find(|(start, _)| *start == at);
+        let (_, part) = part.expect("what is read was written");
+        part.part(0, bytes)?.read()
+    }
+}
+
+impl Device for FarSimulated {
+    type Error = Error;
+    type Memory = FarSimMemory;
+
+    fn backend(&self) -> &dyn Backend {
+        &self.0
+    }
+
+    fn alloc(&self, name: &'static str, bytes: usize) -> Result<FarSimMemory, Error> {
+        Ok(FarSimMemory {
+            sim: self.0.clone(),
+            name,
+            start: self.1.alloc(bytes),
+            written: Vec::new(),
+        })
+    }
+
+    fn synchronize(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Rows more than 2³¹ elements apart, in both directions, in every family of kernels.
+#[test]
+fn rows_far_apart() {
+    Case::far().into_par_iter().for_each(|case| {
+        let failures = case.run(&FarHost::default()).expect("it runs");
+        assert!(failures.is_empty(), "{failures:#?} in {case}");
+        let sim = FarSimulated(Sim::new().with_workers(1), Reserved::default());
+        let failures = case.run(&sim).map_err(|error| format!("{error} in {case}"));
+        let failures = failures.expect("it runs");
+        assert!(failures.is_empty(), "{failures:#?} in {case}");
+    });
 }
 
 #[track_caller]

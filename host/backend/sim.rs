@@ -4,7 +4,9 @@
 use super::launcher::{Bound, Launcher};
 use crate::error::{Error, Result};
 use crate::plan::{DeviceProperties, Routes};
-use cake_rmsnorm_simt::{Buffer, Checks, Launch, Memory, Mutation, Progress, Schedule, Simulator};
+use cake_rmsnorm_simt::{
+    Buffer, Checks, Contents, Launch, Memory, Mutation, Progress, Rights, Schedule, Simulator,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Called after every block.
@@ -130,6 +132,25 @@ impl Sim {
         }
     }
 
+    /// Memory that somebody else owns, as if it had been allocated: kernels must write it before they
+    /// read it.
+    ///
+    /// # Errors
+    /// - [`Error::Simulator`] when the range overlaps one that kernels may touch already.
+    ///
+    /// # Safety
+    /// - The range stays valid for reads and writes as long as the simulator and its clones.
+    /// - Nobody else accesses it while a call runs.
+    pub unsafe fn register(&self, name: &str, start: *mut u8, bytes: usize) -> Result<SimBuffer> {
+        let (rights, contents) = (Rights::ReadWrite, Contents::Uninitialised);
+        // SAFETY: the caller's obligations.
+        let buffer = unsafe { self.memory().register(name, start, bytes, rights, contents) };
+        Ok(SimBuffer {
+            memory: Arc::clone(&self.memory),
+            buffer: buffer.map_err(|error| Error::Simulator(error.to_string()))?,
+        })
+    }
+
     fn memory(&self) -> MutexGuard<'_, Memory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -213,6 +234,21 @@ impl SimBuffer {
         memory
             .write(self.buffer, source)
             .map_err(|error| Error::Simulator(error.to_string()))
+    }
+
+    /// The `bytes` bytes from byte `at` on.
+    ///
+    /// # Errors
+    /// - [`Error::Simulator`] when the buffer has not so many.
+    pub fn part(&self, at: usize, bytes: usize) -> Result<Self> {
+        let buffer = self.buffer.part(at, bytes).ok_or_else(|| {
+            let has = self.len();
+            Error::Simulator(format!("{bytes} bytes from byte {at} on, of {has}"))
+        })?;
+        Ok(Self {
+            memory: Arc::clone(&self.memory),
+            buffer,
+        })
     }
 
     /// Makes the contents garbage that kernels may not read.

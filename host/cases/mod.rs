@@ -7,6 +7,7 @@
 //! the outputs, and what is written there is found.
 
 mod data;
+mod far;
 mod guarded;
 mod layout;
 mod options;

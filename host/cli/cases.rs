@@ -27,6 +27,9 @@ pub struct Args {
     /// Seeds from a file instead: one a line, perhaps with a size behind it; `#` starts a comment.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["count", "seed"])]
     seeds: Option<PathBuf>,
+    /// Instead, a few cases whose rows are more than 2³¹ elements apart, on a GPU with 100 GiB.
+    #[arg(long, conflicts_with_all = ["count", "seed", "seeds", "elements"])]
+    far: bool,
     /// Elements of a matrix, at most about as many.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     elements: u64,
@@ -38,6 +41,8 @@ pub struct Args {
     json: bool,
 }
 
+/// Bytes of memory that is made NaN before a case writes to it.
+const LARGE_BYTES: usize = 1 << 31;
 /// Failures after which no more are looked for.
 const MOST_FAILURES: usize = 20;
 
@@ -67,12 +72,15 @@ struct Failure {
 /// Runs the cases; whether all is well.
 pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
     let progress = Progress::new();
-    let names: Box<dyn Iterator<Item = (u64, u64)>> = match &args.seeds {
-        Some(path) => Box::new(read_seeds(path, args.elements)?.into_iter()),
-        None => Box::new((0..args.count).map(|i| (args.seed.wrapping_add(i), args.elements))),
-    };
+    let cases = drawn(args)?;
     let planning = Planning::default();
     let (device, fallback) = device::open(args.device, &planning, args.elements, &progress)?;
+    if args.far && device.kind() != "cuda" {
+        return Err(CliError::Usage {
+            option: "--far",
+            reason: "host memory may not be as large: accepted is --device cuda".to_owned(),
+        });
+    }
     let device = Reached(&*device);
     if !args.json {
         out.line(format!("device  {}", device.0.name()))?;
@@ -97,14 +105,14 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
     };
     progress.expect(args.count);
     progress.stage("cases");
-    for (seed, elements) in names {
+    for (case, elements) in cases {
+        let seed = case.seed;
         if late() || report.failures.len() == MOST_FAILURES {
             break;
         }
         if report.cases == 0 {
             (report.seed, report.elements) = (seed, elements);
         }
-        let case = Case::from_seed(seed, usize::try_from(elements).unwrap_or(usize::MAX));
         let found = case.run(&device);
         report.cases += 1;
         progress.advance(1);
@@ -135,6 +143,24 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
         table(&report)
     })?;
     Ok(report.ok)
+}
+
+/// The cases, with the size that names them beside their seed.
+fn drawn(args: &Args) -> Result<Box<dyn Iterator<Item = (Case, u64)>>> {
+    let case = |(seed, elements): (u64, u64)| {
+        let case = Case::from_seed(seed, usize::try_from(elements).unwrap_or(usize::MAX));
+        (case, elements)
+    };
+    if args.far {
+        return Ok(Box::new(Case::far().into_iter().map(|case| (case, 0))));
+    }
+    if let Some(path) = &args.seeds {
+        let seeds = read_seeds(path, args.elements)?;
+        return Ok(Box::new(seeds.into_iter().map(case)));
+    }
+    let (first, elements) = (args.seed, args.elements);
+    let seeds = (0..args.count).map(move |i| (first.wrapping_add(i), elements));
+    Ok(Box::new(seeds.map(case)))
 }
 
 /// Seeds and sizes of a file.
@@ -210,13 +236,16 @@ fn kinds(case: &Case) -> impl Iterator<Item = &'static str> {
 }
 
 fn table(report: &Report) -> String {
-    let mut text = format!(
-        "{} cases from seed {} on, matrices of up to {} elements, {:.0} s\n",
-        thousands(report.cases),
-        report.seed,
-        thousands(report.elements),
-        report.seconds,
-    );
+    let cases = thousands(report.cases);
+    let mut text = match report.elements {
+        0 => format!("{cases} cases with rows more than 2^31 elements apart"),
+        elements => format!(
+            "{cases} cases from seed {} on, matrices of up to {} elements",
+            report.seed,
+            thousands(elements),
+        ),
+    };
+    text += &format!(", {:.0} s\n", report.seconds);
     let kinds = report.kinds.iter();
     let kinds: Vec<String> = kinds
         .map(|(kind, cases)| format!("{kind} {}", thousands(*cases)))
@@ -225,7 +254,10 @@ fn table(report: &Report) -> String {
     for failure in &report.failures {
         let Failure { seed, elements, .. } = failure;
         text += &format!("\n{}\n", failure.case);
-        text += &format!("    cake-rmsnorm cases --seed {seed} --elements {elements} --count 1\n");
+        text += &match elements {
+            0 => "    cake-rmsnorm cases --far\n".to_owned(),
+            _ => format!("    cake-rmsnorm cases --seed {seed} --elements {elements} --count 1\n"),
+        };
         for what in &failure.what {
             text += &format!("    {what}\n");
         }
@@ -236,7 +268,7 @@ fn table(report: &Report) -> String {
 /// A device of the program, as cases want it.
 struct Reached<'a>(&'a dyn device::Device);
 
-struct Bytes(Box<dyn Buffer>, usize);
+struct Bytes(Box<dyn Buffer>);
 
 impl Device for Reached<'_> {
     type Error = CliError;
@@ -247,7 +279,12 @@ impl Device for Reached<'_> {
     }
 
     fn alloc(&self, name: &'static str, bytes: usize) -> Result<Bytes> {
-        Ok(Bytes(self.0.alloc(name, bytes)?, bytes))
+        let mut buffer = self.0.alloc(name, bytes)?;
+        if bytes > LARGE_BYTES {
+            // Cases look at the ends of large gaps alone; the rest is not to be read either.
+            buffer.poison(0xff)?;
+        }
+        Ok(Bytes(buffer))
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -260,13 +297,13 @@ impl Memory<CliError> for Bytes {
         self.0.address()
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.0.write(bytes)
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        self.0.write_at(at, bytes)
     }
 
-    fn read(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.1];
-        self.0.read(&mut bytes)?;
+    fn read(&self, at: usize, bytes: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; bytes];
+        self.0.read_at(at, &mut bytes)?;
         Ok(bytes)
     }
 }

@@ -81,8 +81,13 @@ pub trait Buffer {
     /// Where it lies, as views name it.
     fn address(&self) -> u64;
 
+    /// Copies `bytes` to byte `at` and behind; at most to the buffer's end.
+    fn write_at(&mut self, at: usize, bytes: &[u8]) -> Result<()>;
+
     /// Copies `bytes` to the start of the buffer; at most its length.
-    fn write(&mut self, bytes: &[u8]) -> Result<()>;
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write_at(0, bytes)
+    }
 
     /// Copies `pattern` to the buffer over and over, until it is full.
     fn fill(&mut self, pattern: &[u8]) -> Result<()>;
@@ -110,8 +115,13 @@ pub trait Buffer {
         self.write(&bytes)
     }
 
+    /// Copies byte `at` and those behind; at most up to the buffer's end.
+    fn read_at(&self, at: usize, bytes: &mut [u8]) -> Result<()>;
+
     /// Copies from the start of the buffer; at most its length.
-    fn read(&self, bytes: &mut [u8]) -> Result<()>;
+    fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        self.read_at(0, bytes)
+    }
 
     /// Makes every byte of the buffer `byte`, or unreadable until it is written.
     fn poison(&mut self, byte: u8) -> Result<()>;

@@ -58,14 +58,23 @@ impl DeviceBuffer {
     /// # Errors
     /// - [`crate::Error::Cuda`].
     pub fn write(&mut self, source: &[u8]) -> Result<()> {
-        let bytes = source.len().min(self.bytes);
+        self.write_at(0, source)
+    }
+
+    /// Copies host bytes to byte `at` and behind; at most to the buffer's end.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`].
+    pub fn write_at(&mut self, at: usize, source: &[u8]) -> Result<()> {
+        let bytes = source.len().min(self.bytes.saturating_sub(at));
         if bytes == 0 {
             return Ok(());
         }
         self.device.with_context(|| {
+            let destination = self.address + at as u64;
             // SAFETY: both ranges hold `bytes` bytes.
             let result =
-                unsafe { sys::cuMemcpyHtoD_v2(self.address, source.as_ptr().cast(), bytes) };
+                unsafe { sys::cuMemcpyHtoD_v2(destination, source.as_ptr().cast(), bytes) };
             check("cuMemcpyHtoD", result)?;
             completed()
         })
@@ -113,15 +122,23 @@ impl DeviceBuffer {
     /// # Errors
     /// - [`crate::Error::Cuda`].
     pub fn read(&self, destination: &mut [u8]) -> Result<()> {
-        let bytes = destination.len().min(self.bytes);
+        self.read_at(0, destination)
+    }
+
+    /// Copies byte `at` and those behind to host bytes; at most up to the buffer's end.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`].
+    pub fn read_at(&self, at: usize, destination: &mut [u8]) -> Result<()> {
+        let bytes = destination.len().min(self.bytes.saturating_sub(at));
         if bytes == 0 {
             return Ok(());
         }
         self.device.with_context(|| {
+            let source = self.address + at as u64;
             // SAFETY: both ranges hold `bytes` bytes.
-            let result = unsafe {
-                sys::cuMemcpyDtoH_v2(destination.as_mut_ptr().cast(), self.address, bytes)
-            };
+            let result =
+                unsafe { sys::cuMemcpyDtoH_v2(destination.as_mut_ptr().cast(), source, bytes) };
             check("cuMemcpyDtoH", result)
         })
     }

@@ -157,8 +157,8 @@ impl Buffer for GpuMemory {
         self.buffer.address()
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        Ok(self.buffer.write(bytes)?)
+    fn write_at(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        Ok(self.buffer.write_at(at, bytes)?)
     }
 
     fn fill(&mut self, pattern: &[u8]) -> Result<()> {
@@ -193,8 +193,8 @@ impl Buffer for GpuMemory {
         Ok(self.cuda.synchronize()?)
     }
 
-    fn read(&self, bytes: &mut [u8]) -> Result<()> {
-        Ok(self.buffer.read(bytes)?)
+    fn read_at(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        Ok(self.buffer.read_at(at, bytes)?)
     }
 
     fn poison(&mut self, byte: u8) -> Result<()> {

@@ -69,11 +69,15 @@ impl Buffer for HostBuffer {
         self.pointer().expose_provenance() as u64
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let len = bytes.len().min(self.bytes);
+    fn write_at(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        let at = at.min(self.bytes);
+        let len = bytes.len().min(self.bytes - at);
         // SAFETY: both ranges hold `len` bytes. The buffer is borrowed for writing, and no slice
         // of it is ever given out, so `bytes` lies elsewhere.
-        unsafe { self.pointer().copy_from_nonoverlapping(bytes.as_ptr(), len) };
+        unsafe {
+            let to = self.pointer().add(at);
+            to.copy_from_nonoverlapping(bytes.as_ptr(), len);
+        }
         Ok(())
     }
 
@@ -92,14 +96,15 @@ impl Buffer for HostBuffer {
         Ok(())
     }
 
-    fn read(&self, bytes: &mut [u8]) -> Result<()> {
-        let len = bytes.len().min(self.bytes);
+    fn read_at(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        let at = at.min(self.bytes);
+        let len = bytes.len().min(self.bytes - at);
         // SAFETY: both ranges hold `len` bytes, and `bytes` lies elsewhere, as above. Backends of
         // host memory are done when their calls return, so nobody writes to the buffer now.
         unsafe {
-            self.pointer()
-                .copy_to_nonoverlapping(bytes.as_mut_ptr(), len)
-        };
+            let from = self.pointer().add(at);
+            from.copy_to_nonoverlapping(bytes.as_mut_ptr(), len);
+        }
         Ok(())
     }
 

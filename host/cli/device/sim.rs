@@ -72,8 +72,9 @@ impl Buffer for SimMemory {
         self.0.address()
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        Ok(self.0.write(bytes)?)
+    fn write_at(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        let len = bytes.len().min(self.0.len().saturating_sub(at));
+        Ok(self.0.part(at, len)?.write(&bytes[..len])?)
     }
 
     fn fill(&mut self, pattern: &[u8]) -> Result<()> {
@@ -81,10 +82,9 @@ impl Buffer for SimMemory {
         Ok(self.0.write(&bytes)?)
     }
 
-    fn read(&self, bytes: &mut [u8]) -> Result<()> {
-        let contents = self.0.read()?;
-        let len = bytes.len().min(contents.len());
-        bytes[..len].copy_from_slice(&contents[..len]);
+    fn read_at(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        let len = bytes.len().min(self.0.len().saturating_sub(at));
+        bytes[..len].copy_from_slice(&self.0.part(at, len)?.read()?);
         Ok(())
     }
 

@@ -30,6 +30,15 @@ impl Buffer {
     pub fn bytes(self) -> usize {
         self.bytes
     }
+
+    /// The `bytes` bytes from byte `at` on; `None` when the buffer has not so many.
+    pub fn part(self, at: usize, bytes: usize) -> Option<Buffer> {
+        let end = at.checked_add(bytes)?;
+        (end <= self.bytes).then_some(Buffer {
+            address: self.address + at,
+            bytes,
+        })
+    }
 }
 
 /// What kernels may do with registered memory.
