@@ -2,7 +2,7 @@
 //! the same losses, to the last bit.
 //!
 //! ```sh
-//! cargo run --release -p cake-rmsnorm-candle --example 06_candle_training
+//! cargo run --release --manifest-path candle/Cargo.toml --example 06_candle_training
 //! ```
 
 use cake_rmsnorm_candle::{RmsNorm, rms_norm};

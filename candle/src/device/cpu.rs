@@ -70,10 +70,10 @@ impl<'a> Borrowed<'a> {
 }
 
 /// A new output, packed.
-struct New<E>(Vec<E>);
+struct Output<E>(Vec<E>);
 
-impl<E: Element + WithDType> New<E> {
-    fn new(elements: u64) -> Self {
+impl<E: Element + WithDType> Output<E> {
+    fn zeros(elements: u64) -> Self {
         Self(vec![E::from_f32(0.0); elements as usize])
     }
 
@@ -96,9 +96,9 @@ pub(super) fn forward<E: Float>(
     let residual = residual.map(Borrowed::new).transpose()?;
     let input = x.rows()?;
     let (rows, hidden) = (input.rows, input.hidden);
-    let mut y = New::<E>::new(rows * hidden);
-    let mut h = residual.as_ref().map(|_| New::<E>::new(rows * hidden));
-    let mut rstd = New::<f32>::new(rows);
+    let mut y = Output::<E>::zeros(rows * hidden);
+    let mut h = residual.as_ref().map(|_| Output::<E>::zeros(rows * hidden));
+    let mut rstd = Output::<f32>::zeros(rows);
     let args = ForwardArgs {
         x: input,
         residual: residual.as_ref().map(Borrowed::rows).transpose()?,
@@ -112,7 +112,7 @@ pub(super) fn forward<E: Float>(
     wrap(unsafe { Cpu.forward(op, &args) })?;
     Ok(Forward {
         y: y.storage(),
-        h: h.map(New::storage),
+        h: h.map(Output::storage),
         rstd: rstd.storage(),
     })
 }
@@ -129,8 +129,8 @@ pub(super) fn backward<E: Float>(
     let (w, rstd) = (Borrowed::new(w)?, Borrowed::new(rstd)?);
     let input = x.rows()?;
     let (rows, hidden) = (input.rows, input.hidden);
-    let mut dx = wanted.dx.then(|| New::<E>::new(rows * hidden));
-    let mut dw = wanted.dw.then(|| New::<f32>::new(hidden));
+    let mut dx = wanted.dx.then(|| Output::<E>::zeros(rows * hidden));
+    let mut dw = wanted.dw.then(|| Output::<f32>::zeros(hidden));
     let args = BackwardArgs {
         dy: dy.rows()?,
         x: input,
@@ -147,9 +147,9 @@ pub(super) fn backward<E: Float>(
     // SAFETY: as in `forward`.
     wrap(unsafe { Cpu.backward(op, &args) })?;
     Ok(Backward {
-        dx: dx.map(New::storage),
+        dx: dx.map(Output::storage),
         dz: None,
-        dw: dw.map(New::storage),
+        dw: dw.map(Output::storage),
     })
 }
 
@@ -163,8 +163,8 @@ pub(super) fn gated_forward(
     let (x, z, w) = (Borrowed::new(x)?, Borrowed::new(z)?, Borrowed::new(w)?);
     let input = x.heads(heads)?;
     let rows = input.tokens * heads;
-    let mut y = New::<bf16>::new(rows * input.hidden);
-    let mut rstd = New::<f32>::new(rows * op.groups());
+    let mut y = Output::<bf16>::zeros(rows * input.hidden);
+    let mut rstd = Output::<f32>::zeros(rows * op.groups());
     let args = GatedForwardArgs {
         x: input,
         z: z.heads(heads)?,
@@ -196,9 +196,9 @@ pub(super) fn gated_backward(
     let (w, rstd) = (Borrowed::new(w)?, Borrowed::new(rstd)?);
     let input = x.heads(heads)?;
     let elements = input.tokens * heads * input.hidden;
-    let mut dx = New::<bf16>::new(elements);
-    let mut dz = New::<bf16>::new(elements);
-    let mut dw = wants_dw.then(|| New::<f32>::new(input.hidden));
+    let mut dx = Output::<bf16>::zeros(elements);
+    let mut dz = Output::<bf16>::zeros(elements);
+    let mut dw = wants_dw.then(|| Output::<f32>::zeros(input.hidden));
     let args = GatedBackwardArgs {
         dy: dy.heads(heads)?,
         x: input,
@@ -218,11 +218,11 @@ pub(super) fn gated_backward(
     Ok(Backward {
         dx: Some(dx.storage()),
         dz: Some(dz.storage()),
-        dw: dw.map(New::storage),
+        dw: dw.map(Output::storage),
     })
 }
 
-fn packed(output: &mut New<bf16>, like: &HeadsView) -> HeadsView {
+fn packed(output: &mut Output<bf16>, like: &HeadsView) -> HeadsView {
     let address = output.0.as_mut_ptr() as u64;
     HeadsView::packed(address, like.tokens, like.heads, like.hidden)
 }
