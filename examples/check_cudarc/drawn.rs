@@ -26,7 +26,6 @@ struct Gpu<'a>(&'a Cudarc);
 struct Bytes {
     memory: CudaSlice<u8>,
     stream: Arc<CudaStream>,
-    len: usize,
 }
 
 impl Device for Gpu<'_> {
@@ -40,11 +39,7 @@ impl Device for Gpu<'_> {
     fn alloc(&self, _: &'static str, len: usize) -> Result<Bytes> {
         let stream = self.0.stream().clone();
         let memory = stream.alloc_zeros(len.max(1))?;
-        Ok(Bytes {
-            memory,
-            stream,
-            len,
-        })
+        Ok(Bytes { memory, stream })
     }
 
     fn synchronize(&self) -> Result {
@@ -58,18 +53,21 @@ impl Memory<Box<dyn Error>> for Bytes {
         self.memory.device_ptr(&self.stream).0
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result {
+    fn write(&mut self, offset: usize, bytes: &[u8]) -> Result {
         if !bytes.is_empty() {
-            self.stream.memcpy_htod(bytes, &mut self.memory)?;
+            let mut part = self.memory.slice_mut(offset..offset + bytes.len());
+            self.stream.memcpy_htod(bytes, &mut part)?;
             self.stream.synchronize()?;
         }
         Ok(())
     }
 
-    fn read(&self) -> Result<Vec<u8>> {
-        let mut bytes = self.stream.clone_dtoh(&self.memory)?;
-        self.stream.synchronize()?;
-        bytes.truncate(self.len);
-        Ok(bytes)
+    fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>> {
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        Ok(self
+            .stream
+            .clone_dtoh(&self.memory.slice(offset..offset + len))?)
     }
 }
