@@ -72,7 +72,7 @@ struct Failure {
 /// Runs the cases; whether all is well.
 pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
     let progress = Progress::new();
-    let cases = drawn(args)?;
+    let (count, cases) = drawn(args)?;
     let planning = Planning::default();
     let (device, fallback) = device::open(args.device, &planning, args.elements, &progress)?;
     if args.far && device.kind() != "cuda" {
@@ -103,7 +103,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
         seconds: 0.0,
         failures: Vec::new(),
     };
-    progress.expect(args.count);
+    progress.expect(count);
     progress.stage("cases");
     for (case, elements) in cases {
         let seed = case.seed;
@@ -145,22 +145,27 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
     Ok(report.ok)
 }
 
-/// The cases, with the size that names them beside their seed.
-fn drawn(args: &Args) -> Result<Box<dyn Iterator<Item = (Case, u64)>>> {
+/// Cases, with the size that names them beside their seed.
+type Cases = Box<dyn Iterator<Item = (Case, u64)>>;
+
+/// How many cases, and which.
+fn drawn(args: &Args) -> Result<(u64, Cases)> {
     let case = |(seed, elements): (u64, u64)| {
         let case = Case::from_seed(seed, usize::try_from(elements).unwrap_or(usize::MAX));
         (case, elements)
     };
     if args.far {
-        return Ok(Box::new(Case::far().into_iter().map(|case| (case, 0))));
+        let cases = Case::far();
+        let count = cases.len() as u64;
+        return Ok((count, Box::new(cases.into_iter().map(|case| (case, 0)))));
     }
     if let Some(path) = &args.seeds {
         let seeds = read_seeds(path, args.elements)?;
-        return Ok(Box::new(seeds.into_iter().map(case)));
+        return Ok((seeds.len() as u64, Box::new(seeds.into_iter().map(case))));
     }
     let (first, elements) = (args.seed, args.elements);
     let seeds = (0..args.count).map(move |i| (first.wrapping_add(i), elements));
-    Ok(Box::new(seeds.map(case)))
+    Ok((args.count, Box::new(seeds.map(case))))
 }
 
 /// Seeds and sizes of a file.

@@ -171,8 +171,8 @@ impl<'a> Measure<'a> {
     fn new(timer: &'a dyn Timer, op: RmsNorm, rows: u64, args: &'a Args) -> Result<Self> {
         let device = timer.device();
         let launcher = launcher(device)?;
-        launcher.load(&variant::kernels(args.residual))?;
         let properties = *device.backend().properties();
+        launcher.load(&variant::kernels(args.residual, &properties))?;
         let most = fitting(rows, &properties).map_or(rows, |(_, above)| above);
         let mut operands = Operands::new(device, op, most, args.residual, WORKSPACE_BYTES)?;
         fill(&mut operands, op, most, args.residual)?;

@@ -188,8 +188,9 @@ impl Variant {
     }
 }
 
-/// The kernels of all variants.
-pub fn kernels(residual: bool) -> Vec<&'static Kernel> {
+/// The kernels of all variants on a device.
+pub fn kernels(residual: bool, device: &DeviceProperties) -> Vec<&'static Kernel> {
+    let (major, minor) = device.compute_capability;
     let backward = |program: Program| {
         matches!(
             program,
@@ -201,6 +202,7 @@ pub fn kernels(residual: bool) -> Vec<&'static Kernel> {
     };
     KERNELS
         .iter()
+        .filter(|kernel| kernel.min_sm <= 10 * major + minor)
         .filter(|kernel| {
             let main = backward(kernel.program) && kernel.residual == residual;
             main || kernel.program == Program::Reduce
