@@ -1,5 +1,6 @@
 //! Developer commands: `cargo xtask --help`.
 
+mod api;
 mod assemble;
 mod counts;
 mod cuda_tools;
@@ -42,6 +43,8 @@ enum Command {
     Tables(tables::Args),
     /// Write the C header from the sources of the C interface.
     Header(header::Args),
+    /// List the library's public items, or check that none is gone.
+    Api(api::Args),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::CudaStub(args) => stub::run(&args).map_err(Into::into),
         Command::Tables(args) => tables::run(&args).map_err(Into::into),
         Command::Header(args) => header::run(&args).map_err(Into::into),
+        Command::Api(args) => api::run(&args).map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
