@@ -3,10 +3,21 @@
 //!
 //! - [`RmsNorm`] is the operator; [`ForwardArgs`] and [`BackwardArgs`] say what it works on.
 //! - [`plan`] decides which kernels run; it touches no device.
-//! - [`backend`] runs them: `cpu` (the golden implementation), `cuda` (feature `cuda`), `cudarc`
-//!   (feature `cudarc`).
+//! - [`backend`] runs them: `cpu` (the golden implementation), `cuda` and `cudarc` (GPUs), `sim` (the
+//!   simulator).
 //! - [`golden`] is the bit-exact CPU implementation, [`mod@reference`] the FP64 formulas,
 //!   [`compare`] the distance of outputs from them, [`cases`] drawn calls that hold backends to both.
+//!
+//! # Features
+//!
+//! None is on unless asked for, and nothing of CUDA is needed then.
+//!
+//! - `cuda`: `backend::cuda`, GPUs by way of `cust`. Building it needs the driver's library or a
+//!   stand-in for it (`cargo xtask cuda-stub`).
+//! - `cudarc`: `backend::cudarc`, GPUs by way of `cudarc`, on its contexts, streams and slices.
+//!   Building it needs nothing of CUDA.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod backend;
 pub mod cases;
