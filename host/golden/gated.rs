@@ -6,12 +6,12 @@ use crate::gated::{GateOrder, GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm,
 use crate::op::Update;
 use crate::view::{Dtype, VectorView};
 use cake_rmsnorm_kernels::arith::{
-    LANE_ELEMENTS, RowScale, TILE, backward_scale, canonical, mean_square, projection,
+    LANE_ELEMENTS, RowScale, TILE, Width, backward_scale, canonical, mean_square, projection,
     reciprocal_root, rescued_rstd, widen_low,
 };
 use cake_rmsnorm_kernels::device::math::bf16x2;
 use cake_rmsnorm_kernels::gated::arith::{
-    GateGradient, gate_gradient, gradient, input_gradient, normalised, output, weighted,
+    Element, gate_gradient, gradient, input_gradient, normalised, of_norm, output,
 };
 use cake_rmsnorm_kernels::gated::gate::Gate;
 use cake_rmsnorm_kernels::instructions::Instructions;
@@ -286,7 +286,7 @@ impl Row {
             self.gate[j] = gate.silu();
             self.slope[j] = gate.slope();
             self.u[j] = normalised::<GATE_FIRST>(widen(x[j]), self.gate[j]);
-            self.a[j] = weighted::<GATE_FIRST>(widen(dy[j]), w[j], self.gate[j]);
+            self.a[j] = of_norm::<GATE_FIRST>(widen(dy[j]) * w[j], self.gate[j]);
         }
         let rstd = given.unwrap_or_else(|| rstd(&self.u, eps));
         let mut scaled = rstd;
@@ -302,25 +302,25 @@ impl Row {
                 }
             }
         }
-        let k = projection(row_sum(&self.a, &self.u), width as f32, scaled);
+        let k = projection(row_sum(&self.a, &self.u), Width::new(width as u32), scaled);
         for j in 0..width {
             let (dy, x, u, gate) = (widen(dy[j]), widen(x[j]), self.u[j], self.gate[j]);
-            let du = gradient(self.a[j], u, scaled, k) * scale;
-            dx[j] = narrow(input_gradient::<GATE_FIRST>(du, gate));
-            dz[j] = narrow(gate_gradient::<GATE_FIRST>(GateGradient {
-                dy,
-                u,
-                rstd: scaled,
-                w: w[j],
-                du,
-                x,
-                slope: self.slope[j],
-            }));
             (self.exact[j], self.factor[j]) = if GATE_FIRST {
                 (dy * x, gate * rstd)
             } else {
                 (dy * u, gate * scaled)
             };
+            let element = Element {
+                q: dy * w[j],
+                x,
+                u,
+                factor: self.factor[j],
+                rstd: scaled,
+                k,
+            };
+            let du = gradient::<GATE_FIRST>(&element) * scale;
+            dx[j] = narrow(input_gradient::<GATE_FIRST>(du, gate));
+            dz[j] = narrow(gate_gradient::<GATE_FIRST>(&element, du, self.slope[j]));
         }
     }
 }
@@ -328,7 +328,7 @@ impl Row {
 /// rstd of a row u.
 #[inline(always)]
 fn rstd(u: &[f32], eps: f32) -> f32 {
-    let width = u.len() as f32;
+    let width = Width::new(u.len() as u32);
     let (mean, rescue) = mean_square(row_sum(u, u), width, eps);
     match rescue {
         None => reciprocal_root(mean),

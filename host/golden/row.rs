@@ -3,7 +3,7 @@
 use crate::element::Element;
 use crate::view::Dtype;
 use cake_rmsnorm_kernels::arith::{
-    self, LANE_ELEMENTS, RowScale, canonical, mean_square, projection, reciprocal_root,
+    self, LANE_ELEMENTS, RowScale, Width, canonical, mean_square, projection, reciprocal_root,
     rescued_rstd,
 };
 use half::bf16;
@@ -54,7 +54,7 @@ pub(super) fn add_residual<E: Element>(x: &[E], residual: &[E], h: &mut [E]) {
 /// rstd of a row h, NaN as it comes.
 #[inline(always)]
 fn uncanonical_rstd<E: Element>(h: &[E], eps: f32) -> f32 {
-    let hidden = h.len() as f32;
+    let hidden = Width::new(h.len() as u32);
     let (mean, rescue) = mean_square(sum_of_squares(h, UNSCALED), hidden, eps);
     match rescue {
         None => reciprocal_root(mean),
@@ -99,7 +99,7 @@ pub(super) fn backward<E: Element, X: Element>(
     scale: f32,
     dx: &mut [E],
 ) {
-    let k = projection(dot(dy, w, x), dx.len() as f32, rstd);
+    let k = projection(dot(dy, w, x), Width::new(dx.len() as u32), rstd);
     let gradient = |dy: E, x: X, w: f32| {
         let a = dy.to_f32() * w;
         x.to_f32().mul_add(-k, rstd * a) * scale

@@ -8,6 +8,8 @@ use cake_rmsnorm_kernels::arith::TILE;
 use cake_rmsnorm_kernels::backward::{reduce, split};
 use cake_rmsnorm_kernels::contract::Program;
 use cake_rmsnorm_kernels::gated::backward::{block_shared_bytes, warp_shared_bytes};
+use cake_rmsnorm_kernels::gated::backward_pairs::shared_bytes as pairs_shared_bytes;
+use cake_rmsnorm_kernels::gated::gate::{Gates, Table};
 use cake_rmsnorm_kernels::leaf::gated_leaf_rows;
 use cake_rmsnorm_kernels::row_sum::SCRATCH_BYTES;
 
@@ -40,11 +42,16 @@ const BACKWARD_WARP: &[(u32, u32, u32)] = &[(64, 8, 1), (128, 16, 1), (256, 32, 
 const WARP_THREADS: u32 = 256;
 /// Widest group of a block with one vector a thread; beyond, two.
 const BLOCK_ONE_VECTOR: u32 = 4096;
+/// Rows of a multiprocessor from which a table of sigmoids pays.
+const PAIRS_FROM: u64 = 124;
+/// Threads of the blocks that share one; a block a multiprocessor.
+const FORWARD_PAIRS_THREADS: u32 = 640;
+const BACKWARD_PAIRS_THREADS: u32 = 512;
 /// Threads of a multiprocessor, as far as registers go.
 const FORWARD_THREADS: u32 = 768;
 const BACKWARD_THREADS: u32 = 512;
-/// Runs of a block that leave the last round small.
-const ROUNDS: u32 = 8;
+/// What folding a block's positions costs, in rows of a position.
+const FOLD_ROWS: u64 = 1;
 /// Nodes that the reduce folds quickly, and on any device.
 const MAX_NODES: u32 = 2048;
 /// Most leaves of a position between two folds of a block (log₂).
@@ -54,6 +61,11 @@ const MAX_SHARE_LOG2: u32 = 2;
 fn row_block(width: u32) -> (u32, u32) {
     let vectors = if width <= BLOCK_ONE_VECTOR { 1 } else { 2 };
     (32 * width.div_ceil(TILE * vectors), vectors)
+}
+
+/// Whether `device` makes up for its tables with `rows` rows.
+fn pairs_pay(rows: u64, device: &DeviceProperties) -> bool {
+    rows >= PAIRS_FROM * u64::from(device.multiprocessors())
 }
 
 /// Plans a forward of `op` over `rows` rows.
@@ -73,6 +85,11 @@ pub fn gated_forward(
     let (width, order) = (op.width() as u32, op.order());
     let warp = FORWARD_WARP.iter().find(|(widest, ..)| width <= *widest);
     let (program, block, rows_of_block, shared_bytes) = match warp {
+        Some(&(_, lanes, 1)) if pairs_pay(rows, device) => {
+            let program = Program::GatedForwardPairs { order, lanes };
+            let pairs = FORWARD_PAIRS_THREADS / lanes;
+            (program, FORWARD_PAIRS_THREADS, 2 * pairs, Table::BYTES)
+        }
         Some(&(_, lanes, vectors)) => {
             let program = Program::GatedForwardWarp {
                 order,
@@ -136,7 +153,7 @@ pub fn gated_backward(
     };
     let main = match rows {
         0 => None,
-        _ => Some(main(op, order, width, &mut leaf, device)?),
+        _ => Some(main(op, order, width, rows, &mut leaf, device)?),
     };
     let hidden = op.hidden() as u32;
     let chunk_log2 = chunk_log2(leaf.runs(), REDUCE_THREADS);
@@ -163,11 +180,24 @@ fn main(
     op: &GatedRmsNorm,
     order: GateOrder,
     width: u32,
+    rows: u64,
     leaf: &mut LeafTable,
     device: &DeviceProperties,
 ) -> Result<Launch> {
+    let room = |lanes: u32| {
+        let positions = BACKWARD_PAIRS_THREADS / lanes;
+        let bytes = pairs_shared_bytes(BACKWARD_PAIRS_THREADS, positions, positions.ilog2());
+        bytes <= device.shared_bytes_per_block
+    };
     let warp = BACKWARD_WARP.iter().find(|(widest, ..)| width <= *widest);
     let (program, block, positions, shared) = match warp {
+        Some(&(_, lanes, _)) if leaf.leaf_log2 > 0 && pairs_pay(rows, device) && room(lanes) => {
+            let program = Program::GatedBackwardPairs { order, lanes };
+            let positions = BACKWARD_PAIRS_THREADS / lanes;
+            let shared: Box<dyn Fn(u32) -> u32> =
+                Box::new(move |r| pairs_shared_bytes(BACKWARD_PAIRS_THREADS, positions, r));
+            (program, BACKWARD_PAIRS_THREADS, positions, shared)
+        }
         Some(&(_, lanes, vectors)) => {
             let program = Program::GatedBackwardWarp {
                 order,
@@ -189,16 +219,25 @@ fn main(
     };
     let resident = device.multiprocessors() * (BACKWARD_THREADS / block).max(1);
     let share = resident.div_ceil(op.groups() as u32);
-    // Larger runs mean fewer nodes, but a last round in which blocks idle.
+    // Larger runs mean fewer folds and fewer nodes, but a last round in which blocks idle.
     let smallest = positions.ilog2();
-    leaf.run_log2 = smallest;
-    let larger = |leaf: &LeafTable| {
-        let rounds_are_enough = leaf.runs() / 2 >= ROUNDS * share;
-        rounds_are_enough && leaf.run_log2 < smallest + MAX_SHARE_LOG2 || leaf.runs() > MAX_NODES
+    let fits_in = |run_log2: u32| shared(run_log2) <= device.shared_bytes_per_block;
+    let with = |run_log2: u32| LeafTable { run_log2, ..*leaf };
+    let few_enough = |run_log2: u32| with(run_log2).runs() <= MAX_NODES;
+    let cost = |run_log2: u32| {
+        let share_rows = 1u64 << (run_log2 - smallest + leaf.leaf_log2);
+        let rounds = u64::from(with(run_log2).runs().div_ceil(share));
+        rounds * (share_rows + FOLD_ROWS)
     };
-    while larger(leaf) && shared(leaf.run_log2 + 1) <= device.shared_bytes_per_block {
-        leaf.run_log2 += 1;
+    let sizes = smallest..=smallest + MAX_SHARE_LOG2;
+    let best = sizes
+        .filter(|&size| fits_in(size) && few_enough(size))
+        .min_by_key(|&size| cost(size));
+    let mut run_log2 = best.unwrap_or(smallest);
+    while !few_enough(run_log2) && fits_in(run_log2 + 1) {
+        run_log2 += 1;
     }
+    leaf.run_log2 = run_log2;
     let shared_bytes = shared(leaf.run_log2);
     fits(shared_bytes, device)?;
     Ok(Launch {

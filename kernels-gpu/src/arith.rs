@@ -175,11 +175,44 @@ impl RowScale {
     }
 }
 
+/// H as a divisor of sums.
+#[derive(Clone, Copy, Debug)]
+pub struct Width {
+    value: f32,
+    /// Where H is a power of two: 1 / H, with which a product is the quotient, rounding included.
+    inverse: Option<f32>,
+}
+
+impl Width {
+    /// H, at most 65,536.
+    #[inline(always)]
+    pub fn new(hidden: u32) -> Self {
+        let value = hidden as f32;
+        let inverse = f32::from_bits(ONE_OVER_POWER.wrapping_sub(value.to_bits()));
+        Self {
+            value,
+            inverse: (hidden & hidden.wrapping_sub(1) == 0).then_some(inverse),
+        }
+    }
+
+    /// `sum` ⊘ H.
+    #[inline(always)]
+    pub fn divide(self, sum: f32) -> f32 {
+        match self.inverse {
+            Some(inverse) => sum * inverse,
+            None => sum / self.value,
+        }
+    }
+}
+
+/// The bits of a power of two and of its inverse have this sum.
+const ONE_OVER_POWER: u32 = 0x7f00_0000;
+
 /// (ss / H) ⊕ eps, and the scale with which the row must be redone, if its sum of squares left
 /// the range in which FP32 is accurate. A row that needs it costs a second sum; others nothing.
 #[inline(always)]
-pub fn mean_square(sum_of_squares: f32, hidden: f32, eps: f32) -> (f32, Option<RowScale>) {
-    let mean = sum_of_squares / hidden + eps;
+pub fn mean_square(sum_of_squares: f32, hidden: Width, eps: f32) -> (f32, Option<RowScale>) {
+    let mean = hidden.divide(sum_of_squares) + eps;
     if (SMALLEST_MEAN_SQUARE..f32::INFINITY).contains(&mean) {
         (mean, None)
     } else if mean < SMALLEST_MEAN_SQUARE {
@@ -197,10 +230,10 @@ pub fn reciprocal_root(mean_square: f32) -> f32 {
 
 /// rstd of a row whose squares were summed after scaling.
 #[inline(always)]
-pub fn rescued_rstd(sum_of_squares: f32, hidden: f32, eps: f32, row: RowScale) -> f32 {
+pub fn rescued_rstd(sum_of_squares: f32, hidden: Width, eps: f32, row: RowScale) -> f32 {
     // Two steps: scale² itself is not representable.
     let eps = eps * row.scale * row.scale;
-    reciprocal_root(sum_of_squares / hidden + eps) * row.scale
+    reciprocal_root(hidden.divide(sum_of_squares) + eps) * row.scale
 }
 
 /// y = BF16((h ⊗ rstd) ⊗ w) before the rounding, for eight elements.
@@ -233,8 +266,8 @@ pub fn weighted(dy: &Lane, w: &Lane) -> Lane {
 
 /// k = (((dot / H) ⊗ rstd) ⊗ rstd) ⊗ rstd.
 #[inline(always)]
-pub fn projection(dot: f32, hidden: f32, rstd: f32) -> f32 {
-    ((dot / hidden * rstd) * rstd) * rstd
+pub fn projection(dot: f32, hidden: Width, rstd: f32) -> f32 {
+    ((hidden.divide(dot) * rstd) * rstd) * rstd
 }
 
 /// fma(−k, x, rstd ⊗ a) for eight elements: dx before the residual gradient and the rounding.
@@ -359,3 +392,6 @@ pub fn combine(left: &LanePairs, right: &LanePairs) -> LanePairs {
     unroll!(LANE_ELEMENTS, |i| node[i] = left[i].combine(right[i]));
     node
 }
+
+#[cfg(all(test, not(target_arch = "nvptx64")))]
+mod tests;

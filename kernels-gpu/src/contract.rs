@@ -86,6 +86,13 @@ pub enum Program {
         /// Vectors of a lane.
         vectors: u32,
     },
+    /// [`crate::gated::forward::pairs`].
+    GatedForwardPairs {
+        /// What comes first.
+        order: GateOrder,
+        /// Lanes that share a row.
+        lanes: u32,
+    },
     /// [`crate::gated::forward::block`].
     GatedForwardBlock {
         /// What comes first.
@@ -101,6 +108,13 @@ pub enum Program {
         lanes: u32,
         /// Vectors of a lane.
         vectors: u32,
+    },
+    /// [`crate::gated::backward_pairs::pairs`].
+    GatedBackwardPairs {
+        /// What comes first.
+        order: GateOrder,
+        /// Lanes that share a row.
+        lanes: u32,
     },
     /// [`crate::gated::backward::block`].
     GatedBackwardBlock {

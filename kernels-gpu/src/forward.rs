@@ -11,7 +11,7 @@
 //! columns of y there is rstd alone. Rows may come in groups unless a program says otherwise.
 
 use crate::arith::{
-    Lane, RowScale, TILE, add_residual, canonical, lane_dot, mean_square, narrow, normalise,
+    Lane, RowScale, TILE, Width, add_residual, canonical, lane_dot, mean_square, narrow, normalise,
     reciprocal_root, rescued_rstd, unroll, widen,
 };
 use crate::device::{Words4, global, hint, shared, thread};
@@ -50,7 +50,7 @@ pub unsafe fn block<W: Weight, const VECTORS: usize, const REREAD: bool, const R
         if !REREAD {
             w = columns.load_weight::<W>(p.w);
         }
-        let (mean, rescue) = mean_square(sums.sum(squares(&h)), p.hidden as f32, p.eps);
+        let (mean, rescue) = mean_square(sums.sum(squares(&h)), Width::new(p.hidden), p.eps);
         let rstd = match rescue {
             None => reciprocal_root(mean),
             Some(scale) => {
@@ -58,7 +58,7 @@ pub unsafe fn block<W: Weight, const VECTORS: usize, const REREAD: bool, const R
                     h = columns.load_keep(x);
                 }
                 let sum = sums.sum(scaled_squares(&forget(h), scale));
-                rescued_rstd(sum, p.hidden as f32, p.eps, scale)
+                rescued_rstd(sum, Width::new(p.hidden), p.eps, scale)
             }
         };
         if REREAD {
@@ -121,7 +121,7 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const ROWS: usize, const RES
         }
         let mut values = [[0.0; VECTORS]; ROWS];
         unroll!(ROWS, |r| values[r] = squares(&h[r]));
-        let (mean, rescue) = mean_square(warp_row_sums(values), p.hidden as f32, p.eps);
+        let (mean, rescue) = mean_square(warp_row_sums(values), Width::new(p.hidden), p.eps);
         let mut own = match rescue {
             None => reciprocal_root(mean),
             Some(scale) => -scale.scale,
@@ -142,7 +142,7 @@ pub unsafe fn warp<W: Weight, const VECTORS: usize, const ROWS: usize, const RES
             });
             let sum = warp_row_sums(values);
             if let Some(scale) = rescue {
-                own = rescued_rstd(sum, p.hidden as f32, p.eps, scale);
+                own = rescued_rstd(sum, Width::new(p.hidden), p.eps, scale);
             }
             unroll!(ROWS, |r| rstd[r] = of_row::<ROWS, VECTORS>(own, r));
         }
@@ -193,7 +193,7 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &ForwardParams) {
 unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &ForwardParams, row: u32) {
     let (warp, warps) = (thread::thread_idx_x() / 32, thread::block_dim_x() / 32);
     let tiles = p.hidden.div_ceil(TILE);
-    let hidden = p.hidden as f32;
+    let hidden = Width::new(p.hidden);
     let sums = TileSums::new(shared::base());
     let columns_of = |tile: u32| Columns::<1>::of_warp(tile, p.hidden);
     // SAFETY: the row is inside the buffers; rows are the block's, tiles the warp's, and each

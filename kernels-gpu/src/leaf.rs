@@ -56,7 +56,7 @@ pub const fn leaf_count(rows: u64, hidden: u32) -> u64 {
 #[inline(always)]
 pub const fn gated_leaves_target(width: u32) -> u64 {
     if width <= 512 {
-        4096
+        8192
     } else if width <= 1024 {
         1024
     } else {
@@ -64,20 +64,24 @@ pub const fn gated_leaves_target(width: u32) -> u64 {
     }
 }
 
-/// Rows of a leaf of the gated form: the largest power of two ≤ max(1, T / N), N =
-/// [`gated_leaves_target`]\(D\); but for D ≤ 512, where that is more than 32, the largest power of two
-/// ≤ max(32, T / 65,536).
+/// Rows of a leaf of the gated form: the largest power of two ≤ max(m, T / N), N =
+/// [`gated_leaves_target`]\(D\) and m = 1; but for D ≤ 512 m is 2 beyond T = 2048, and where that gives
+/// more than 8, a leaf has the largest power of two ≤ max(8, T / 65,536).
 ///
-/// A row of the gated form costs more than a plain one, so the work is dealt out in smaller parts.
+/// A row of the gated form costs more than a plain one, so the work is dealt out in smaller parts; of
+/// narrow rows two are worked on at a time.
 #[must_use]
 #[inline(always)]
 pub const fn gated_leaf_rows(rows: u64, width: u32) -> u64 {
     let leaf = power_of_two_up_to(rows / gated_leaves_target(width));
-    if width > 512 || leaf <= 32 {
+    if width > 512 {
         return leaf;
     }
+    if leaf <= 8 {
+        return if leaf == 1 && rows > 2048 { 2 } else { leaf };
+    }
     let larger = power_of_two_up_to(rows / 65_536);
-    if larger > 32 { larger } else { 32 }
+    if larger > 8 { larger } else { 8 }
 }
 
 /// The largest power of two ≤ max(1, n).

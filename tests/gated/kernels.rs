@@ -69,6 +69,34 @@ fn zero_infinite_and_missing_numbers() {
     }
 }
 
+/// Rows in pairs, on a device so small that they pay early: an odd number of them, pairs that are
+/// of two tokens, groups, special numbers.
+#[test]
+fn pairs_of_rows() {
+    for (i, (tokens, heads, hidden, groups)) in [
+        (2063, 1, 128, 1),
+        (701, 3, 64, 1),
+        (1031, 2, 256, 1),
+        (2049, 1, 512, 2),
+        (413, 5, 40, 1),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for order in ORDERS {
+            for kind in [Kind::Rows, Kind::Special] {
+                let shape = Shape {
+                    tokens,
+                    heads,
+                    groups,
+                    ..vary(Shape::plain(order, WEIGHTS[i % 2], 1, hidden), i)
+                };
+                Case::new(shape, kind, 9).check(&Sim::new().with_sm_count(1));
+            }
+        }
+    }
+}
+
 /// Runs of several leaves, leaves of several rows, incomplete ones at the end.
 #[test]
 fn many_rows() {
@@ -121,6 +149,9 @@ const EVERY_PROGRAM: &[(u64, u64)] = &[
     (64, 70),
     (128, 41),
     (256, 37),
+    (64, 2051),
+    (128, 2053),
+    (200, 2055),
     (512, 5),
     (520, 5),
     (4104, 3),

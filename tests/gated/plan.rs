@@ -3,6 +3,7 @@
 use cake_rmsnorm::gated::{GateOrder, GatedRmsNorm};
 use cake_rmsnorm::kernels::contract::Program;
 use cake_rmsnorm::kernels::gated::backward::{block_shared_bytes, warp_shared_bytes};
+use cake_rmsnorm::kernels::gated::backward_pairs::shared_bytes as pairs_shared_bytes;
 use cake_rmsnorm::kernels::leaf::gated_leaf_rows;
 use cake_rmsnorm::plan::{DeviceProperties, Launch};
 use cake_rmsnorm::{Dtype, Error};
@@ -44,6 +45,9 @@ fn check_launch(launch: &Launch, op: &GatedRmsNorm, device: &DeviceProperties) {
     let held = match launch.kernel.program {
         Program::GatedForwardWarp { lanes, vectors, .. }
         | Program::GatedBackwardWarp { lanes, vectors, .. } => 8 * lanes * vectors,
+        Program::GatedForwardPairs { lanes, .. } | Program::GatedBackwardPairs { lanes, .. } => {
+            8 * lanes
+        }
         Program::GatedForwardBlock { vectors, .. }
         | Program::GatedBackwardBlock { vectors, .. } => 8 * launch.block * vectors,
         other => panic!("{other:?}"),
@@ -95,6 +99,12 @@ fn plans_keep_the_contracts() {
                         assert!(positions.is_power_of_two() && positions <= 1 << run_log2);
                         warp_shared_bytes(vectors, main.block, positions, run_log2)
                     }
+                    Program::GatedBackwardPairs { lanes, .. } => {
+                        assert!(leaf_rows >= 2, "a pair is of one leaf");
+                        let positions = main.block / lanes;
+                        assert!(positions.is_power_of_two() && positions <= 1 << run_log2);
+                        pairs_shared_bytes(main.block, positions, run_log2)
+                    }
                     Program::GatedBackwardBlock { vectors, .. } => {
                         block_shared_bytes(vectors, main.block, run_log2)
                     }
@@ -119,9 +129,13 @@ fn plans_keep_the_contracts() {
 fn leaves_depend_on_the_shape_alone() {
     for (rows, width, leaf_rows) in [
         (1, 128, 1),
-        (8191, 128, 1),
-        (8192, 128, 2),
-        (131_072, 128, 32),
+        (2048, 128, 1),
+        (2049, 128, 2),
+        (2049, 576, 2),
+        (16_384, 128, 2),
+        (32_768, 512, 4),
+        (131_072, 128, 8),
+        (1 << 19, 128, 8),
         (1 << 21, 128, 32),
         (1 << 22, 512, 64),
         ((1 << 31) - 1, 64, 1 << 14),

@@ -4,7 +4,7 @@
 
 use super::{Case, Outputs, bits};
 use crate::element::Element;
-use cake_rmsnorm_kernels::arith;
+use cake_rmsnorm_kernels::arith::{self, Width};
 use half::{bf16, f16};
 
 /// Conversions that owe nothing to the kernels' own.
@@ -122,7 +122,8 @@ pub fn run<E: Naive>(case: &Case<E>) -> Outputs {
 
 fn forward<E: Naive>(h: &[f32], w: &[f32], eps: f32) -> (Vec<E>, f32) {
     let hidden = h.len() as f32;
-    let (mean, rescue) = arith::mean_square(row_sum(h, h), hidden, eps);
+    let mean = row_sum(h, h) / hidden + eps;
+    let (_, rescue) = arith::mean_square(row_sum(h, h), Width::new(h.len() as u32), eps);
     let rstd = match rescue {
         None => 1.0 / mean.sqrt(),
         Some(row) => {

@@ -1,7 +1,7 @@
 //! One row of the backward, for the threads that share it.
 
 use crate::arith::{
-    Lane, accumulate, backward_scale, input_gradient, lane_dot, narrow, projection, unroll,
+    Lane, Width, accumulate, backward_scale, input_gradient, lane_dot, narrow, projection, unroll,
     weighted, widen,
 };
 use crate::device::{Words4, global};
@@ -181,7 +181,7 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         w: impl Fn(usize) -> Lane,
         dot: f32,
     ) {
-        let k = projection(dot, p.hidden as f32, self.rstd);
+        let k = projection(dot, Width::new(p.hidden), self.rstd);
         // Not a branch: the stores ask for the columns anyway.
         let columns = columns.forget().below(p.dx_columns);
         let out = row_start_mut::<GROUPED>(p.dx, row, p.dx_stride, p.groups);

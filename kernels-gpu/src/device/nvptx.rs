@@ -81,6 +81,18 @@ pub mod warp {
         fn shfl_bfly(mask: i32, value: i32, lane_mask: i32, clamp: i32) -> i32;
         #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
         fn shfl_idx(mask: i32, value: i32, lane: i32, clamp: i32) -> i32;
+        #[link_name = "llvm.nvvm.vote.any.sync"]
+        fn vote_any(mask: i32, flag: bool) -> bool;
+    }
+
+    /// Whether some lane passes true.
+    ///
+    /// # Safety
+    /// - All 32 lanes of the warp reach this call together.
+    #[inline(always)]
+    pub unsafe fn any(flag: bool) -> bool {
+        // SAFETY: the full member mask is what the caller promises.
+        unsafe { vote_any(-1, flag) }
     }
 
     /// The value that lane `lane ^ lane_mask` passes.
@@ -402,34 +414,48 @@ pub mod math {
         core::intrinsics::fmaf32(a, b, c)
     }
 
+    /// a·b, exact. One instruction: of a sign extension that moved out of a loop, the compiler
+    /// would make a 64-bit product.
+    #[inline(always)]
+    pub fn wide_product(a: i32, b: i32) -> i64 {
+        let product: i64;
+        // SAFETY: register arithmetic.
+        unsafe {
+            asm!("mul.wide.s32 {}, {}, {};", out(reg64) product, in(reg32) a, in(reg32) b,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        product
+    }
+
     /// Square root, rounded to nearest even.
     #[inline(always)]
     pub fn sqrt(x: f32) -> f32 {
         core::f32::math::sqrt(x)
     }
 
-    /// `x` where it is positive, else +0, also for −0 and for what is not a number.
+    /// The smaller of |`x`| and `limit`; not a number where `x` is none.
     #[inline(always)]
-    pub fn positive_part(x: f32) -> f32 {
-        let part: f32;
-        // SAFETY: register arithmetic.
-        unsafe {
-            asm!("max.f32 {}, {}, 0f00000000;", out(reg32) part, in(reg32) x,
-                options(pure, nomem, nostack, preserves_flags));
-        }
-        part
-    }
-
-    /// The smaller of `x` and `limit`; not a number where `x` is none.
-    #[inline(always)]
-    pub fn at_most(x: f32, limit: f32) -> f32 {
+    pub fn magnitude_at_most(x: f32, limit: f32) -> f32 {
         let smaller: f32;
         // SAFETY: register arithmetic.
         unsafe {
-            asm!("min.NaN.f32 {}, {}, {};", out(reg32) smaller, in(reg32) x, in(reg32) limit,
+            asm!("abs.f32 {0}, {1}; min.NaN.f32 {0}, {0}, {2};",
+                out(reg32) smaller, in(reg32) x, in(reg32) limit,
                 options(pure, nomem, nostack, preserves_flags));
         }
         smaller
+    }
+
+    /// The larger of `x` and `limit`; `limit` where `x` is not a number.
+    #[inline(always)]
+    pub fn at_least(x: f32, limit: f32) -> f32 {
+        let larger: f32;
+        // SAFETY: register arithmetic.
+        unsafe {
+            asm!("max.f32 {}, {}, {};", out(reg32) larger, in(reg32) x, in(reg32) limit,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        larger
     }
 
     /// Two values rounded to BF16 (nearest even; NaN becomes 0x7fff): `low` in bits 0 to 15.

@@ -80,6 +80,16 @@ pub mod warp {
     pub unsafe fn shuffle_idx(value: f32, lane: u32) -> f32 {
         f32::from_bits(warp::shuffle_idx(value.to_bits(), lane))
     }
+
+    /// Whether some lane passes true.
+    ///
+    /// # Safety
+    /// - All 32 lanes of the warp reach this call together.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn any(flag: bool) -> bool {
+        warp::any(flag)
+    }
 }
 
 /// Dynamic shared memory: 32-bit addresses in the shared window.
@@ -291,22 +301,28 @@ pub mod math {
         a.mul_add(b, c)
     }
 
+    /// a·b, exact.
+    #[inline(always)]
+    pub fn wide_product(a: i32, b: i32) -> i64 {
+        i64::from(a) * i64::from(b)
+    }
+
     /// Square root, rounded to nearest even.
     #[inline(always)]
     pub fn sqrt(x: f32) -> f32 {
         x.sqrt()
     }
 
-    /// `x` where it is positive, else +0, also for −0 and for what is not a number.
+    /// The smaller of |`x`| and `limit`; not a number where `x` is none.
     #[inline(always)]
-    pub fn positive_part(x: f32) -> f32 {
-        if x > 0.0 { x } else { 0.0 }
+    pub fn magnitude_at_most(x: f32, limit: f32) -> f32 {
+        if limit < x.abs() { limit } else { x.abs() }
     }
 
-    /// The smaller of `x` and `limit`; not a number where `x` is none.
+    /// The larger of `x` and `limit`; `limit` where `x` is not a number.
     #[inline(always)]
-    pub fn at_most(x: f32, limit: f32) -> f32 {
-        if limit < x { limit } else { x }
+    pub fn at_least(x: f32, limit: f32) -> f32 {
+        if x > limit { x } else { limit }
     }
 
     /// Two values rounded to BF16 (nearest even; NaN becomes 0x7fff): `low` in bits 0 to 15.

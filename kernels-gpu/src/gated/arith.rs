@@ -20,19 +20,35 @@ pub fn output<const GATE_FIRST: bool>(u: f32, rstd: f32, w: f32, g: f32) -> f32 
     if GATE_FIRST { y } else { y * g }
 }
 
-/// a: the gradient of u ⊗ rstd: (dy ⊗ g) ⊗ w, or dy ⊗ w.
+/// a: the gradient of u ⊗ rstd, from q = dy ⊗ w: q ⊗ g, or q.
 #[inline(always)]
 #[must_use]
-pub fn weighted<const GATE_FIRST: bool>(dy: f32, w: f32, g: f32) -> f32 {
-    let dy = if GATE_FIRST { dy } else { dy * g };
-    dy * w
+pub fn of_norm<const GATE_FIRST: bool>(q: f32, g: f32) -> f32 {
+    if GATE_FIRST { q } else { q * g }
 }
 
-/// du: the gradient of u: fma(−k, u, rstd ⊗ a).
+/// What gradients of one element are made of; of some, one order needs nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Element {
+    /// q = dy ⊗ w.
+    pub q: f32,
+    /// Input.
+    pub x: f32,
+    /// What was normalised.
+    pub u: f32,
+    /// f = g ⊗ rstd.
+    pub factor: f32,
+    /// Of the row.
+    pub rstd: f32,
+    /// Of the row: the projection's factor.
+    pub k: f32,
+}
+
+/// du: the gradient of u: fma(−k, u, q ⊗ f), or fma(−k, u, q ⊗ rstd).
 #[inline(always)]
 #[must_use]
-pub fn gradient(a: f32, u: f32, rstd: f32, k: f32) -> f32 {
-    fma(-k, u, rstd * a)
+pub fn gradient<const GATE_FIRST: bool>(e: &Element) -> f32 {
+    fma(-e.k, e.u, e.q * if GATE_FIRST { e.rstd } else { e.factor })
 }
 
 /// dx before its rounding: du, or du ⊗ g.
@@ -42,33 +58,14 @@ pub fn input_gradient<const GATE_FIRST: bool>(du: f32, g: f32) -> f32 {
     if GATE_FIRST { du * g } else { du }
 }
 
-/// dz before its rounding: (dy ⊗ ((u ⊗ rstd) ⊗ w)) ⊗ g′, or (du ⊗ x) ⊗ g′.
+/// dz before its rounding: (q ⊗ (u ⊗ rstd)) ⊗ g′, or (du ⊗ x) ⊗ g′; g′ is the `slope` of the gate.
 #[inline(always)]
 #[must_use]
-pub fn gate_gradient<const GATE_FIRST: bool>(e: GateGradient) -> f32 {
+pub fn gate_gradient<const GATE_FIRST: bool>(e: &Element, du: f32, slope: f32) -> f32 {
     let product = if GATE_FIRST {
-        e.du * e.x
+        du * e.x
     } else {
-        e.dy * ((e.u * e.rstd) * e.w)
+        e.q * (e.u * e.rstd)
     };
-    product * e.slope
-}
-
-/// What dz is made of; of some, one order needs nothing.
-#[derive(Clone, Copy, Debug)]
-pub struct GateGradient {
-    /// Gradient of y.
-    pub dy: f32,
-    /// What was normalised.
-    pub u: f32,
-    /// Its rstd.
-    pub rstd: f32,
-    /// Weight.
-    pub w: f32,
-    /// Gradient of u.
-    pub du: f32,
-    /// Input.
-    pub x: f32,
-    /// g′, the slope of the gate.
-    pub slope: f32,
+    product * slope
 }

@@ -1,9 +1,10 @@
 //! Backward of the gated form: dx, dz, and nodes of dw, which
 //! [`crate::backward::reduce`] folds. dy, x and z are read once.
 
-use crate::arith::{Lane, LanePairs, unroll};
+use crate::arith::{Lane, LanePairs, Width, unroll};
 use crate::device::{Words4, global, shared, thread};
 use crate::gated::forward::{weight, weights};
+use crate::gated::gate::Formula;
 use crate::gated::params::GatedBackwardParams;
 use crate::gated::place::{Part, Place};
 use crate::gated::ring::{DY, Ring, X, Z, ring_bytes};
@@ -98,7 +99,9 @@ pub unsafe fn warp<W: Weight, const GATE_FIRST: bool, const LANES: usize, const 
                     present.min(positions),
                 );
                 if position == 0 {
-                    unroll!(VECTORS, |v| rows.store_pairs(run, v, &node[v]));
+                    unroll!(VECTORS, |v| store_pairs(
+                        p, columns, part.group, run, v, &node[v]
+                    ));
                 }
             }
         }
@@ -189,7 +192,7 @@ pub unsafe fn block<W: Weight, const GATE_FIRST: bool, const VECTORS: usize>(
                         }
                         let counter = counter(v);
                         if counter.push((done - 1) >> p.leaf_log2, ends, &mut leaf) {
-                            rows.store_pairs(run, v, &leaf[0]);
+                            store_pairs(p, columns, part.group, run, v, &leaf[0]);
                         }
                     });
                     node = empty();
@@ -222,13 +225,13 @@ pub const fn block_shared_bytes(vectors: u32, threads: u32, run_log2: u32) -> u3
 
 /// log₂ of a power of two.
 #[inline(always)]
-const fn log2(power: u32) -> u32 {
+pub(super) const fn log2(power: u32) -> u32 {
     31 - power.leading_zeros()
 }
 
 /// Adds a row's terms to the sums of eight columns.
 #[inline(always)]
-fn accumulate(pairs: &mut LanePairs, exact: &Lane, factor: &Lane) {
+pub(super) fn accumulate(pairs: &mut LanePairs, exact: &Lane, factor: &Lane) {
     unroll!(8, |i| pairs[i] = pairs[i].add_product(exact[i], factor[i]));
 }
 
@@ -238,7 +241,7 @@ fn accumulate(pairs: &mut LanePairs, exact: &Lane, factor: &Lane) {
 /// # Safety
 /// - As [`warp`]; rows of a share come in order.
 #[inline(always)]
-unsafe fn close_leaf<const VECTORS: usize>(
+pub(super) unsafe fn close_leaf<const VECTORS: usize>(
     p: &GatedBackwardParams,
     counter: Counter<VECTORS>,
     done: u32,
@@ -341,7 +344,7 @@ impl<'a, W: Weight, const GATE_FIRST: bool, const VECTORS: usize> Rows<'a, W, GA
             columns,
             group,
             norm: Norm {
-                width: p.width as f32,
+                width: Width::new(p.width),
                 eps: p.eps,
             },
             ring: Ring::new(ring),
@@ -443,22 +446,28 @@ impl<'a, W: Weight, const GATE_FIRST: bool, const VECTORS: usize> Rows<'a, W, GA
                 }
             };
             self.norm
-                .backward::<GATE_FIRST, VECTORS>(&stored, given, w, sums, add, store);
+                .backward::<GATE_FIRST, VECTORS>(&stored, given, w, Formula, sums, add, store);
         }
     }
+}
 
-    /// Stores the pairs of vector `v` of the node of run `run`.
-    ///
-    /// # Safety
-    /// - The workspace has a slot for the run, and this thread alone writes its columns of it.
-    #[inline(always)]
-    unsafe fn store_pairs(&self, run: u32, v: usize, pairs: &LanePairs) {
-        if self.columns.holds(v) {
-            let hidden = self.p.groups * self.p.width;
-            let column = self.first() as u32 + self.columns.column(v);
-            // SAFETY: the caller's obligations.
-            unsafe { store_node(self.p.nodes, run, hidden, column, pairs) };
-        }
+/// Stores the pairs of vector `v` of the node of run `run`, of the columns of a group.
+///
+/// # Safety
+/// - The workspace has a slot for the run, and this thread alone writes its columns of it.
+#[inline(always)]
+pub(super) unsafe fn store_pairs<const VECTORS: usize>(
+    p: &GatedBackwardParams,
+    columns: Columns<VECTORS>,
+    group: u32,
+    run: u32,
+    v: usize,
+    pairs: &LanePairs,
+) {
+    if columns.holds(v) {
+        let column = group * p.width + columns.column(v);
+        // SAFETY: the caller's obligations.
+        unsafe { store_node(p.nodes, run, p.groups * p.width, column, pairs) };
     }
 }
 

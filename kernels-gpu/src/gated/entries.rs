@@ -4,7 +4,7 @@
 
 use crate::contract::{GateOrder, Kernel, Program, PtxCounts, WeightType};
 use crate::gated::params::{GatedBackwardParams, GatedForwardParams};
-use crate::gated::{backward, forward};
+use crate::gated::{backward, backward_pairs, forward};
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::instructions::Instructions;
 use crate::rows::{Bf16Weight, F32Weight};
@@ -134,6 +134,24 @@ entries! { FORWARD, "gated_forward_f32", "gated_forward_bf16", GatedForwardParam
         gated_forward_bf16_l32v2 [0, 12, 10, 2];
         gated_forward_bf16_l32v2_gate_first [0, 12, 10, 2];
     }
+    Program::GatedForwardPairs { order: ORDER, lanes: 8 } => forward::pairs::<W, GATE_FIRST, 8>, threads 640, blocks 1, {
+        gated_forward_f32_l8p [1, 8, 10, 2];
+        gated_forward_f32_l8p_gate_first [1, 8, 10, 2];
+        gated_forward_bf16_l8p [1, 8, 9, 2];
+        gated_forward_bf16_l8p_gate_first [1, 8, 9, 2];
+    }
+    Program::GatedForwardPairs { order: ORDER, lanes: 16 } => forward::pairs::<W, GATE_FIRST, 16>, threads 640, blocks 1, {
+        gated_forward_f32_l16p [1, 10, 10, 2];
+        gated_forward_f32_l16p_gate_first [1, 10, 10, 2];
+        gated_forward_bf16_l16p [1, 10, 9, 2];
+        gated_forward_bf16_l16p_gate_first [1, 10, 9, 2];
+    }
+    Program::GatedForwardPairs { order: ORDER, lanes: 32 } => forward::pairs::<W, GATE_FIRST, 32>, threads 640, blocks 1, {
+        gated_forward_f32_l32p [1, 12, 10, 2];
+        gated_forward_f32_l32p_gate_first [1, 12, 10, 2];
+        gated_forward_bf16_l32p [1, 12, 9, 2];
+        gated_forward_bf16_l32p_gate_first [1, 12, 9, 2];
+    }
     Program::GatedForwardBlock { order: ORDER, vectors: 1 } => forward::block::<W, GATE_FIRST, 1>, threads 512, blocks 1, {
         gated_forward_f32_b1 [2, 20, 6, 1];
         gated_forward_f32_b1_gate_first [2, 20, 6, 1];
@@ -166,6 +184,24 @@ entries! { BACKWARD, "gated_backward_f32", "gated_backward_bf16", GatedBackwardP
         gated_backward_f32_l32v1_gate_first [2, 21, 2, 6];
         gated_backward_bf16_l32v1 [2, 21, 1, 6];
         gated_backward_bf16_l32v1_gate_first [2, 21, 1, 6];
+    }
+    Program::GatedBackwardPairs { order: ORDER, lanes: 8 } => backward_pairs::pairs::<W, GATE_FIRST, 8>, threads 512, blocks 1, {
+        gated_backward_f32_l8p [3, 24, 2, 10];
+        gated_backward_f32_l8p_gate_first [3, 24, 2, 10];
+        gated_backward_bf16_l8p [3, 24, 1, 10];
+        gated_backward_bf16_l8p_gate_first [3, 24, 1, 10];
+    }
+    Program::GatedBackwardPairs { order: ORDER, lanes: 16 } => backward_pairs::pairs::<W, GATE_FIRST, 16>, threads 512, blocks 1, {
+        gated_backward_f32_l16p [3, 29, 2, 10];
+        gated_backward_f32_l16p_gate_first [3, 29, 2, 10];
+        gated_backward_bf16_l16p [3, 29, 1, 10];
+        gated_backward_bf16_l16p_gate_first [3, 29, 1, 10];
+    }
+    Program::GatedBackwardPairs { order: ORDER, lanes: 32 } => backward_pairs::pairs::<W, GATE_FIRST, 32>, threads 512, blocks 1, {
+        gated_backward_f32_l32p [3, 34, 2, 10];
+        gated_backward_f32_l32p_gate_first [3, 34, 2, 10];
+        gated_backward_bf16_l32p [3, 34, 1, 10];
+        gated_backward_bf16_l32p_gate_first [3, 34, 1, 10];
     }
     Program::GatedBackwardBlock { order: ORDER, vectors: 1 } => backward::block::<W, GATE_FIRST, 1>, threads 512, blocks 1, {
         gated_backward_f32_b1 [4, 42, 2, 6];

@@ -1,7 +1,8 @@
 //! Forward of the gated form. x and z are read once.
 
-use crate::arith::{Lane, canonical, unroll};
+use crate::arith::{Lane, Width, canonical, unroll};
 use crate::device::{Words4, global, shared, thread};
+use crate::gated::gate::{Formula, Gates, Table};
 use crate::gated::params::GatedForwardParams;
 use crate::gated::place::{Part, Place};
 use crate::gated::row::Norm;
@@ -40,6 +41,86 @@ pub unsafe fn warp<W: Weight, const GATE_FIRST: bool, const LANES: usize, const 
     };
     // SAFETY: the lanes of a warp make the same number of sums.
     unsafe { rows::<W, GATE_FIRST, VECTORS>(p, part.group, columns, turn, &mut LaneSums::<LANES>) }
+}
+
+/// As [`warp`], for many rows of one vector a lane: gates come from a [`Table`] that every block
+/// fills first, and rows go in pairs of neighbours.
+///
+/// Contract: as [`warp`], but [`Table`]'s bytes of shared memory.
+///
+/// # Safety
+/// - As [`warp`].
+#[inline(always)]
+pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(p: &GatedForwardParams) {
+    let (thread, lane) = (
+        thread::thread_idx_x(),
+        thread::thread_idx_x() % LANES as u32,
+    );
+    let positions = thread::block_dim_x() / LANES as u32;
+    let part = Part::of_block(p.groups);
+    let columns = Columns::<1> {
+        first: 8 * lane,
+        hidden: p.width,
+    };
+    let norm = Norm {
+        width: Width::new(p.width),
+        eps: p.eps,
+    };
+    let first = (part.group * p.width) as usize;
+    let neighbour = Place::of(1, p.heads);
+    let load = |row: u32, place: Place| {
+        let mut words = ([NO_WORDS; 2], [NO_WORDS; 2]);
+        let places = [place, place.plus(neighbour, p.heads)];
+        unroll!(2, |r| {
+            if row + (r as u32) < p.rows {
+                // SAFETY: the row and the group's columns are inside the buffers.
+                unsafe {
+                    words.0[r] = columns.load(places[r].start(p.x, p.x_strides).add(first))[0];
+                    words.1[r] = columns.load(places[r].start(p.z, p.z_strides).add(first))[0];
+                }
+            }
+        });
+        words
+    };
+    let step = 2 * part.workers * positions;
+    let distance = Place::of(step, p.heads);
+    // Rows of the warp before this pair: threads that make sums together stay together.
+    let behind = 2 * (thread % 32 / LANES as u32);
+    let mut row = 2 * (part.worker * positions + thread / LANES as u32);
+    let mut place = Place::of(row, p.heads);
+    let mut next = load(row, place);
+    // SAFETY: the weight has an element a column; every thread of the block is here.
+    let (w, gates) = unsafe {
+        let w = weight::<W, 1>(columns, p.w, first, 0);
+        (w, Table::prepare(shared::base()))
+    };
+    while row - behind < p.rows {
+        let (x, z) = next;
+        let next_place = place.plus(distance, p.heads);
+        next = load(row + step, next_place);
+        // SAFETY: the lanes of the warp are here together. The rows are inside the outputs, if they
+        // are there, and this thread alone writes its columns.
+        unsafe {
+            let store = |r: usize, words: Words4| {
+                if row + (r as u32) < p.rows {
+                    let place = if r == 0 {
+                        place
+                    } else {
+                        place.plus(neighbour, p.heads)
+                    };
+                    columns.store(place.start_mut(p.y, p.y_strides).add(first), 0, words);
+                }
+            };
+            let rstd = norm.forward_pair::<GATE_FIRST, LANES>(&x, &z, &w, gates, store);
+            let own = row + u32::from(lane >= LANES as u32 / 2);
+            if lane % (LANES as u32 / 2) == 0 && own < p.rows && !p.rstd.is_null() {
+                let index = u64::from(own) * u64::from(p.groups) + u64::from(part.group);
+                global::store_f32(p.rstd.add(index as usize), canonical(rstd));
+            }
+        }
+        row += step;
+        place = next_place;
+    }
 }
 
 /// A block a row at a time: warp i holds tiles `VECTORS · i` and following.
@@ -89,7 +170,7 @@ unsafe fn rows<W: Weight, const GATE_FIRST: bool, const VECTORS: usize>(
     sums: &mut impl RowSums<VECTORS>,
 ) {
     let norm = Norm {
-        width: p.width as f32,
+        width: Width::new(p.width),
         eps: p.eps,
     };
     let first = (group * p.width) as usize;
@@ -124,7 +205,7 @@ unsafe fn rows<W: Weight, const GATE_FIRST: bool, const VECTORS: usize>(
                     columns.store(y.add(first), v, words);
                 }
             };
-            let rstd = norm.forward::<GATE_FIRST, VECTORS>(&x, &z, |v| w[v], sums, store);
+            let rstd = norm.forward::<GATE_FIRST, VECTORS>(&x, &z, |v| w[v], Formula, sums, store);
             if turn.leader && row < p.rows && !p.rstd.is_null() {
                 let index = u64::from(row) * u64::from(p.groups) + u64::from(group);
                 global::store_f32(p.rstd.add(index as usize), canonical(rstd));

@@ -1,18 +1,14 @@
 //! The gate: sigmoid, SiLU and its derivative, with the same bits on every machine.
 //!
-//! Both are even or odd up to a constant, so everything follows from t = sigmoid(−|z|):
-//!
-//! ```text
-//! sigmoid(z) = t        silu(z) = −|z|·t        silu′(z) = t − |z|·t·(1 − t)        for z < 0
-//!              1 − t              z − |z|·t                1 − (the same)           for z ≥ 0
-//! ```
+//! With t = sigmoid(−|z|): sigmoid(z) = t for z < 0, else 1 − t.
 //!
 //! With |z| = n·ln 2 + r, |r| ≤ ln 2 / 2, it is t = 2⁻ⁿ / (2⁻ⁿ + eʳ): one polynomial, one reciprocal
 //! of a number between 0.7 and 2.42, no branch, 29 operations. The reciprocal starts from the bits
 //! of the number and is refined twice; the last refinement sees the denominator's parts unrounded,
 //! so t has little more than one rounding.
 
-use crate::device::math::{at_most, fma, positive_part};
+use crate::device::math::{at_least, fma, magnitude_at_most};
+use crate::device::{shared, thread};
 
 /// |z| from which t is 0: e^−104 < 2^−150.
 const LARGEST: f32 = 104.0;
@@ -71,11 +67,8 @@ fn sigmoid_of_minus(a: f32) -> f32 {
 /// What a gate value z does.
 #[derive(Clone, Copy, Debug)]
 pub struct Gate {
-    /// min(|z|, 104), which changes no result.
-    magnitude: f32,
-    /// sigmoid(−|z|).
-    tail: f32,
     z: f32,
+    sigmoid: f32,
 }
 
 impl Gate {
@@ -83,38 +76,44 @@ impl Gate {
     #[inline(always)]
     #[must_use]
     pub fn of(z: f32) -> Self {
-        let magnitude = at_most(z.abs(), LARGEST);
+        Self::with_tail(z, sigmoid_of_minus(magnitude_at_most(z, LARGEST)))
+    }
+
+    /// The gate of z, of which sigmoid(−|z|) is known.
+    #[inline(always)]
+    fn with_tail(z: f32, tail: f32) -> Self {
         Self {
-            magnitude,
-            tail: sigmoid_of_minus(magnitude),
             z,
+            sigmoid: if z < 0.0 { tail } else { 1.0 - tail },
         }
     }
 
-    /// sigmoid(z), at most one unit in the last place off.
+    /// The gate of z, of which sigmoid(z) is known.
+    #[inline(always)]
+    #[must_use]
+    pub fn with_sigmoid(z: f32, sigmoid: f32) -> Self {
+        Self { z, sigmoid }
+    }
+
+    /// s = sigmoid(z), at most one unit in the last place off.
     #[inline(always)]
     #[must_use]
     pub fn sigmoid(self) -> f32 {
-        if self.z < 0.0 {
-            self.tail
-        } else {
-            1.0 - self.tail
-        }
+        self.sigmoid
     }
 
-    /// z·sigmoid(z).
+    /// g = z ⊗ s.
     #[inline(always)]
     #[must_use]
     pub fn silu(self) -> f32 {
-        fma(-self.magnitude, self.tail, positive_part(self.z))
+        self.z * self.sigmoid
     }
 
-    /// The derivative of [`Gate::silu`]: sigmoid(z)·(1 + z·(1 − sigmoid(z))).
+    /// g′, the derivative of g: fma(g, 1 ⊖ s, s).
     #[inline(always)]
     #[must_use]
     pub fn slope(self) -> f32 {
-        let below = fma(-(self.magnitude * self.tail), 1.0 - self.tail, self.tail);
-        if self.z < 0.0 { below } else { 1.0 - below }
+        fma(self.silu(), 1.0 - self.sigmoid, self.sigmoid)
     }
 }
 
@@ -136,6 +135,86 @@ impl Gate {
             silu: self.silu(),
             slope: self.slope(),
         }
+    }
+}
+
+/// Where gates come from.
+pub trait Gates: Copy {
+    /// Bytes of shared memory that it needs; a multiple of 16.
+    const BYTES: u32;
+
+    /// Makes them ready, at shared address `base`.
+    ///
+    /// # Safety
+    /// - Every thread of the block comes here; shared memory has [`Gates::BYTES`] there, which nothing
+    ///   else uses.
+    unsafe fn prepare(base: u32) -> Self;
+
+    /// The gate of z, a BF16 value.
+    fn gate(self, z: f32) -> Gate;
+}
+
+/// Works every gate out.
+#[derive(Clone, Copy, Debug)]
+pub struct Formula;
+
+impl Gates for Formula {
+    const BYTES: u32 = 0;
+
+    #[inline(always)]
+    unsafe fn prepare(_: u32) -> Self {
+        Self
+    }
+
+    #[inline(always)]
+    fn gate(self, z: f32) -> Gate {
+        Gate::of(z)
+    }
+}
+
+/// Looks sigmoid(−|z|) up: BF16 has few magnitudes between those small enough for ½ and those large
+/// enough for 0. The table lies in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// Where the entry of magnitude 0 would be.
+    origin: u32,
+}
+
+/// BF16 bits of the largest magnitude, just below 2⁻²⁴, up to which sigmoid(−|z|) is ½.
+const FIRST: u32 = 0x337f;
+/// BF16 bits of [`LARGEST`].
+const LAST: u32 = 0x42d0;
+
+impl Gates for Table {
+    const BYTES: u32 = (4 * (LAST - FIRST + 1)).next_multiple_of(16);
+
+    #[inline(always)]
+    unsafe fn prepare(base: u32) -> Self {
+        let table = Self {
+            origin: base.wrapping_sub(4 * FIRST),
+        };
+        let mut bits = FIRST + thread::thread_idx_x();
+        while bits <= LAST {
+            let tail = sigmoid_of_minus(f32::from_bits(bits << 16));
+            // SAFETY: inside the table, and the thread's own entry.
+            unsafe { shared::store_f32(table.origin.wrapping_add(4 * bits), tail) };
+            bits += thread::block_dim_x();
+        }
+        // SAFETY: the caller's obligation.
+        unsafe { thread::sync_threads() };
+        table
+    }
+
+    #[inline(always)]
+    fn gate(self, z: f32) -> Gate {
+        // What is not a number takes any entry: z itself makes the products one.
+        let magnitude = magnitude_at_most(z, LARGEST);
+        let inside = at_least(magnitude, f32::from_bits(FIRST << 16));
+        // Four times the BF16 bits: the lower 16 are zero.
+        let offset = inside.to_bits() >> 14;
+        // SAFETY: between the first entry and the last.
+        let tail = unsafe { shared::load_f32(self.origin.wrapping_add(offset)) };
+        Gate::with_tail(z, tail)
     }
 }
 

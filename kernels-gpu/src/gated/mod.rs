@@ -14,6 +14,7 @@
 
 pub mod arith;
 pub mod backward;
+pub mod backward_pairs;
 pub mod entries;
 pub mod forward;
 pub mod gate;

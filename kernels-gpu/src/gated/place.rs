@@ -1,6 +1,6 @@
 //! Where rows lie, and which of them a block has.
 
-use crate::device::thread;
+use crate::device::{math::wide_product, thread};
 use crate::gated::params::Strides;
 
 /// A row: a head of a token. As a distance, what is added to both.
@@ -39,8 +39,8 @@ impl Place {
     /// Elements before the row.
     #[inline(always)]
     fn offset(self, strides: Strides) -> isize {
-        // Products of 32-bit numbers: one instruction each. Tokens and heads stay below 2³¹.
-        let product = |count: u32, stride: i32| i64::from(count as i32) * i64::from(stride);
+        // Tokens and heads stay below 2³¹.
+        let product = |count: u32, stride: i32| wide_product(count as i32, stride);
         let vectors = product(self.token, strides.token) + product(self.head, strides.head);
         (8 * vectors) as isize
     }

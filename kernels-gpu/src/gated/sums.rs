@@ -47,6 +47,45 @@ unsafe fn butterfly(mut value: f32, distance: usize) -> f32 {
     value
 }
 
+impl<const LANES: usize> LaneSums<LANES> {
+    const HALF: u32 = LANES as u32 / 2;
+
+    /// Whether the calling lane is in the upper half of a row's lanes.
+    #[inline(always)]
+    fn upper() -> bool {
+        thread::thread_idx_x() & Self::HALF != 0
+    }
+
+    /// Two row sums at once: the lower half of the lanes gets that of `a`, the upper that of `b`.
+    ///
+    /// # Safety
+    /// - All 32 lanes of the warp reach this call together.
+    #[inline(always)]
+    pub unsafe fn halves(self, a: f32, b: f32) -> f32 {
+        let (keep, send) = if Self::upper() { (b, a) } else { (a, b) };
+        // SAFETY: the caller's obligation.
+        unsafe {
+            let pair = keep + warp::shuffle_xor(send, Self::HALF);
+            0.0 + butterfly(pair, LANES / 4)
+        }
+    }
+
+    /// What the lower half of the lanes has, and what the upper half.
+    ///
+    /// # Safety
+    /// - As [`LaneSums::halves`].
+    #[inline(always)]
+    pub unsafe fn both(self, mine: f32) -> (f32, f32) {
+        // SAFETY: the caller's obligation.
+        let other = unsafe { warp::shuffle_xor(mine, Self::HALF) };
+        if Self::upper() {
+            (other, mine)
+        } else {
+            (mine, other)
+        }
+    }
+}
+
 impl<const LANES: usize, const VECTORS: usize> RowSums<VECTORS> for LaneSums<LANES> {
     #[inline(always)]
     unsafe fn one(&mut self, values: [f32; VECTORS]) -> f32 {
@@ -68,13 +107,7 @@ impl<const LANES: usize, const VECTORS: usize> RowSums<VECTORS> for LaneSums<LAN
             if VECTORS > 1 {
                 return (self.one(a), self.one(b));
             }
-            let half = LANES / 2;
-            let upper = thread::thread_idx_x() as usize & half != 0;
-            let (keep, send) = if upper { (b[0], a[0]) } else { (a[0], b[0]) };
-            let pair = keep + warp::shuffle_xor(send, half as u32);
-            let mine = 0.0 + butterfly(pair, half / 2);
-            let other = warp::shuffle_xor(mine, half as u32);
-            if upper { (other, mine) } else { (mine, other) }
+            self.both(self.halves(a[0], b[0]))
         }
     }
 

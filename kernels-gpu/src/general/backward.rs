@@ -10,7 +10,7 @@ use super::params::GeneralBackwardParams;
 use super::row::Row;
 use super::sums::{RowSums, SCRATCH_BYTES};
 use crate::arith::{
-    LANE_ELEMENTS, Lane, LanePairs, Pair, RowScale, TILE, accumulate, accumulate_inexact,
+    LANE_ELEMENTS, Lane, LanePairs, Pair, RowScale, TILE, Width, accumulate, accumulate_inexact,
     backward_scale, input_gradient, lane_dot, projection, unroll, weighted,
 };
 use crate::device::{global, hint, shared, thread};
@@ -88,7 +88,7 @@ unsafe fn one_row(p: &GeneralBackwardParams, row: u32, sums: &mut RowSums) {
     }
     // SAFETY: all threads of the block are here.
     let dot = unsafe { sums.finish(tiles) };
-    let k = projection(dot, p.hidden as f32, rstd);
+    let k = projection(dot, Width::new(p.hidden), rstd);
 
     let exact = p.dy.format != Format::F32 && p.x.format != Format::F32;
     let has_dh = !p.dh.base.is_null();

@@ -8,7 +8,7 @@ use super::params::GeneralForwardParams;
 use super::row::Row;
 use super::sums::RowSums;
 use crate::arith::{
-    LANE_ELEMENTS, Lane, RowScale, TILE, canonical, lane_dot, mean_square, normalise,
+    LANE_ELEMENTS, Lane, RowScale, TILE, Width, canonical, lane_dot, mean_square, normalise,
     reciprocal_root, rescued_rstd, unroll,
 };
 use crate::device::{global, hint, thread};
@@ -40,7 +40,7 @@ unsafe fn one_row(p: &GeneralForwardParams, row: u32, sums: &mut RowSums) {
     let (warp, warps) = (thread::thread_idx_x() / 32, thread::block_dim_x() / 32);
     let first = thread::thread_idx_x() % 32 * LANE_ELEMENTS as u32;
     let tiles = p.hidden.div_ceil(TILE);
-    let hidden = p.hidden as f32;
+    let hidden = Width::new(p.hidden);
     let x = Row::new(&p.x, row, p.groups, p.hidden);
     let residual = Row::new(&p.residual, row, p.groups, p.hidden);
     let has_residual = !p.residual.base.is_null();

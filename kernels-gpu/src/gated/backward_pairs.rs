@@ -1,0 +1,387 @@
+//! Backward of the gated form for many rows of narrow groups: as [`crate::gated::backward::warp`], but
+//! two neighbouring rows at a time, and gates from a table.
+
+use crate::arith::{Lane, Width, unroll};
+use crate::device::{Words4, async_copy, global, shared, thread};
+use crate::gated::backward::{accumulate, close_leaf, log2, store_pairs};
+use crate::gated::forward::weight;
+use crate::gated::gate::{Gates, Table};
+use crate::gated::params::GatedBackwardParams;
+use crate::gated::place::{Part, Place};
+use crate::gated::row::{Norm, OfPair, StoredPair};
+use crate::gated::sums::LaneSums;
+use crate::rows::{Columns, NO_WORDS, Weight};
+use crate::tree::{Counter, empty, fold_positions, shelf_bytes};
+
+/// Pairs of rows under way.
+const STAGES: u32 = 2;
+/// Matrices that are read: dy, x, z.
+const TENSORS: u32 = 3;
+/// Bytes of a thread's vectors of one row, of all threads of a warp.
+const ROW_BYTES: u32 = 512 * TENSORS;
+/// Bytes of a warp's stage.
+const STAGE_BYTES: u32 = 2 * ROW_BYTES;
+
+/// `LANES` lanes of a warp (8, 16 or 32) a pair of rows at a time, a vector a row and lane; else as
+/// [`crate::gated::backward::warp`].
+///
+/// Contract: as there, and leaves have at least two rows; shared memory as [`shared_bytes`] says.
+///
+/// # Safety
+/// - `p` describes live buffers as [`GatedBackwardParams`] says, and outputs overlap nothing.
+/// - The launch keeps the contract.
+#[inline(always)]
+pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
+    p: &GatedBackwardParams,
+) {
+    let (thread, threads) = (thread::thread_idx_x(), thread::block_dim_x());
+    let positions = threads / LANES as u32;
+    let position = thread / LANES as u32;
+    let lane = thread % LANES as u32;
+    let part = Part::of_block(p.groups);
+    let columns = Columns::<1> {
+        first: 8 * lane,
+        hidden: p.width,
+    };
+    let first = (part.group * p.width) as usize;
+    let turn = Turn {
+        rows: p.rows,
+        heads: p.heads,
+        run_log2: p.run_log2 + p.leaf_log2,
+        share_log2: p.leaf_log2 + p.run_log2 - log2(positions),
+        position,
+        behind: thread % 32 / LANES as u32,
+        workers: part.workers,
+    };
+    let norm = Norm {
+        width: Width::new(p.width),
+        eps: p.eps,
+    };
+    let half = u32::from(lane >= LANES as u32 / 2);
+    let ring_base = shared::base() + Table::BYTES;
+    let levels = ring_base + ring_bytes(threads);
+    let counter = Counter::<1>::new(levels, threads, turn.share_log2 - p.leaf_log2);
+    // SAFETY: shared memory has the ring.
+    let mut ring = unsafe { Ring::new(ring_base, columns) };
+
+    // Starts to copy a pair; what it gives is the rstd of the row of the thread's half of the lanes.
+    let fetch = |ring: &mut Ring, coming: &mut Pair| {
+        let mut rstd = 1.0;
+        let (row, places) = (coming.row, coming.places(p.heads));
+        unroll!(2, |r| {
+            let present = coming.left > 0 && row + (r as u32) < p.rows;
+            let start = |base, strides| places[r].start(base, strides).wrapping_add(first);
+            let starts = || {
+                [
+                    start(p.dy, p.dy_strides),
+                    start(p.x, p.x_strides),
+                    start(p.z, p.z_strides),
+                ]
+            };
+            // SAFETY: the row and the group's columns are inside the buffers, if it is there; the
+            // stage's pair is done.
+            unsafe { ring.fill(columns, r as u32, starts, present) };
+        });
+        ring.filled();
+        if !p.rstd.is_null() && coming.left > 0 && row + half < p.rows {
+            let index = u64::from(row + half) * u64::from(p.groups) + u64::from(part.group);
+            // SAFETY: the row has an element a group.
+            rstd = unsafe { global::load_f32(p.rstd.add(index as usize)) };
+        }
+        if coming.left > 0 {
+            *coming = turn.next(*coming);
+        }
+        rstd
+    };
+    let mut coming = turn.start(part.worker);
+    let mut rstd = [0.0; STAGES as usize];
+    unroll!(2, |stage| rstd[stage] = fetch(&mut ring, &mut coming));
+    // SAFETY: the weight has an element a column; every thread of the block is here.
+    let (w, gates) = unsafe {
+        let w = weight::<W, 1>(columns, p.w, first, 0);
+        (w, Table::prepare(shared::base()))
+    };
+    let wants_dw = !p.nodes.is_null();
+
+    let mut run = part.worker;
+    while run < turn.runs() {
+        let mut pair = turn.start(run);
+        let mut node = empty::<1>();
+        while pair.left > 0 {
+            let row = pair.row;
+            let present = |r: u32| row + r < p.rows;
+            let given = (!p.rstd.is_null()).then_some(rstd[0]);
+            ring.wait();
+            let places = pair.places(p.heads);
+            let store = |r: usize, dx: Words4, dz: Words4| {
+                if present(r as u32) {
+                    // Not an index: the places stay in registers.
+                    let place = if r == 0 { places[0] } else { places[1] };
+                    // SAFETY: the row is inside dx and dz; this thread alone writes its columns.
+                    unsafe {
+                        let dx_row = place.start_mut(p.dx, p.dx_strides);
+                        columns.store(dx_row.wrapping_add(first), 0, dx);
+                        let dz_row = place.start_mut(p.dz, p.dz_strides);
+                        columns.store(dz_row.wrapping_add(first), 0, dz);
+                    }
+                }
+            };
+            let add = |exact: &Lane, factor: &Lane| accumulate(&mut node[0], exact, factor);
+            let own = (present(half), given);
+            // SAFETY: the lanes of the warp are here together; rows that are not there are zeros.
+            let done = unsafe {
+                norm.backward_pair::<GATE_FIRST, LANES>(&ring, own, &w, gates, add, store)
+            };
+            // One after the other, as rows that need a scale.
+            let mut r = if done { 2 } else { 0 };
+            while r < 2 {
+                // SAFETY: as above.
+                unsafe {
+                    let rstds = LaneSums::<LANES>.both(rstd[0]);
+                    let present = present(r);
+                    norm.backward::<GATE_FIRST, 1>(
+                        &OfPair(&ring, r as usize),
+                        given.map(|_| if r == 0 { rstds.0 } else { rstds.1 }),
+                        |_| w,
+                        gates,
+                        &mut LaneSums::<LANES>,
+                        |_, exact, factor| {
+                            if present {
+                                accumulate(&mut node[0], exact, factor);
+                            }
+                        },
+                        |_, dx, dz| store(r as usize, dx, dz),
+                    );
+                }
+                r += 1;
+            }
+            rstd[0] = rstd[1];
+            rstd[1] = fetch(&mut ring, &mut coming);
+            if present(0) && wants_dw {
+                let done = p.rows.min(row + 2);
+                let ends = done == p.rows || done & ((1 << turn.share_log2) - 1) == 0;
+                // SAFETY: rows of a share come in order; shared memory has the shelves.
+                unsafe { close_leaf(p, counter, done, ends, &mut node) };
+            }
+            pair = turn.after(pair);
+        }
+        if wants_dw {
+            // Positions with rows; the leaves of the others are not there.
+            let taken = p.rows - (run << turn.run_log2);
+            let present = (taken + ((1 << turn.share_log2) - 1)) >> turn.share_log2;
+            // SAFETY: every thread of the block is here. The shelf may be the counter's, whose
+            // places are each thread's own and no longer needed.
+            unsafe {
+                let count = present.min(positions);
+                fold_positions(counter.level(0), &mut node, LANES as u32, count);
+                if position == 0 {
+                    store_pairs(p, columns, part.group, run, 0, &node[0]);
+                }
+            }
+        }
+        run += part.workers;
+    }
+}
+
+/// Bytes of shared memory that [`pairs`] needs.
+#[must_use]
+pub const fn shared_bytes(threads: u32, positions: u32, run_log2: u32) -> u32 {
+    let share_log2 = run_log2 - log2(positions);
+    let shelves = if share_log2 == 0 { 1 } else { share_log2 };
+    Table::BYTES + ring_bytes(threads) + shelves * shelf_bytes(1, threads)
+}
+
+/// Bytes of the ring of `threads` threads.
+#[inline(always)]
+const fn ring_bytes(threads: u32) -> u32 {
+    threads / 32 * STAGES * STAGE_BYTES
+}
+
+/// The pairs of a position: its share of every run of its worker, in order.
+#[derive(Clone, Copy)]
+struct Turn {
+    rows: u32,
+    heads: u32,
+    /// log₂ of the rows of a run.
+    run_log2: u32,
+    /// log₂ of the rows of a share.
+    share_log2: u32,
+    position: u32,
+    /// Positions of the warp before this one.
+    behind: u32,
+    workers: u32,
+}
+
+/// A pair of a turn: row `row`, which is even, and the next one.
+#[derive(Clone, Copy)]
+struct Pair {
+    run: u32,
+    row: u32,
+    place: Place,
+    /// Pairs that the warp's first position has left of its share, this one included: as many as
+    /// any of the warp's positions, or more. Past the last row the others go on with none.
+    left: u32,
+}
+
+impl Pair {
+    #[inline(always)]
+    fn places(&self, heads: u32) -> [Place; 2] {
+        [self.place, self.place.plus(Place::of(1, heads), heads)]
+    }
+}
+
+impl Turn {
+    #[inline(always)]
+    fn runs(self) -> u32 {
+        (self.rows + ((1 << self.run_log2) - 1)) >> self.run_log2
+    }
+
+    /// The first pair of the share of run `run`.
+    #[inline(always)]
+    fn start(self, run: u32) -> Pair {
+        let row = (run << self.run_log2) + (self.position << self.share_log2);
+        let first = row - (self.behind << self.share_log2);
+        let left = self.rows.saturating_sub(first).min(1 << self.share_log2);
+        Pair {
+            run,
+            row,
+            place: Place::of(row, self.heads),
+            left: left.div_ceil(2),
+        }
+    }
+
+    /// The pair after `pair` in the same share; `left` is 0 behind the last.
+    #[inline(always)]
+    fn after(self, pair: Pair) -> Pair {
+        Pair {
+            run: pair.run,
+            row: pair.row + 2,
+            place: pair.place.plus(Place::of(2, self.heads), self.heads),
+            left: pair.left - 1,
+        }
+    }
+
+    /// The pair after `pair`, perhaps in the worker's next run.
+    #[inline(always)]
+    fn next(self, pair: Pair) -> Pair {
+        if pair.left > 1 {
+            self.after(pair)
+        } else {
+            self.start(pair.run + self.workers)
+        }
+    }
+}
+
+/// Pairs on their way, in places that are each thread's own. What no copy fills is zero.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    /// The thread's first place in stage 0.
+    place: u32,
+    /// Offset of the stage that is read next, and filled next.
+    stage: u32,
+}
+
+/// dy in a stage.
+const DY: u32 = 0;
+/// x in a stage.
+const X: u32 = 1;
+/// z in a stage.
+const Z: u32 = 2;
+
+impl Ring {
+    /// A ring at shared address `base`.
+    ///
+    /// # Safety
+    /// - Shared memory has [`ring_bytes`] there.
+    #[inline(always)]
+    unsafe fn new(base: u32, columns: Columns<1>) -> Self {
+        let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
+        let place = base + warp * STAGES * STAGE_BYTES + 16 * lane;
+        if !columns.holds(0) {
+            let mut offset = 0;
+            while offset < STAGES * STAGE_BYTES {
+                // SAFETY: the thread's own place.
+                unsafe { shared::store_words4(place + offset, NO_WORDS) };
+                offset += 512;
+            }
+        }
+        Self { place, stage: 0 }
+    }
+
+    #[inline(always)]
+    fn at(&self, tensor: u32, r: u32) -> u32 {
+        self.place + self.stage + r * ROW_BYTES + 512 * tensor
+    }
+
+    /// Starts to copy row `r` of a pair to the current stage, or makes it zero.
+    ///
+    /// # Safety
+    /// - `row` are the starts of rows of dy, x and z, 16-byte aligned, that nobody writes during the
+    ///   launch; the columns are inside. The stage was read, or never filled.
+    #[inline(always)]
+    unsafe fn fill(
+        &self,
+        columns: Columns<1>,
+        r: u32,
+        row: impl FnOnce() -> [*const u16; TENSORS as usize],
+        present: bool,
+    ) {
+        if present {
+            if columns.holds(0) {
+                let row = row();
+                // SAFETY: inside the rows; the places are the thread's own.
+                unroll!(3, |tensor| unsafe {
+                    let source = row[tensor].add(columns.column(0) as usize);
+                    async_copy::copy_words4(self.at(tensor as u32, r), source.cast());
+                });
+            }
+        } else {
+            // SAFETY: the thread's own places, which no copy is under way to.
+            unroll!(3, |tensor| unsafe {
+                shared::store_words4(self.at(tensor as u32, r), NO_WORDS);
+            });
+        }
+    }
+
+    /// Moves on after the two rows of a stage.
+    #[inline(always)]
+    fn filled(&mut self) {
+        async_copy::commit_group();
+        self.stage = STAGE_BYTES - self.stage;
+    }
+
+    /// Waits for the pair of the current stage, `STAGES` fills after the first.
+    #[inline(always)]
+    fn wait(&self) {
+        async_copy::wait_group::<{ STAGES - 1 }>();
+    }
+
+    #[inline(always)]
+    fn get(&self, tensor: u32, r: usize) -> Words4 {
+        // SAFETY: the thread's own place, which was filled and waited for.
+        unsafe { shared::load_words4(self.at(tensor, r as u32)) }
+    }
+}
+
+impl StoredPair for Ring {
+    #[inline(always)]
+    fn dy(&self, r: usize) -> Words4 {
+        self.get(DY, r)
+    }
+
+    #[inline(always)]
+    fn x(&self, r: usize) -> Words4 {
+        self.get(X, r)
+    }
+
+    #[inline(always)]
+    fn z(&self, r: usize) -> Words4 {
+        self.get(Z, r)
+    }
+
+    #[inline(always)]
+    fn replace_x(&self, r: usize, words: Words4) {
+        // SAFETY: the thread's own place.
+        unsafe { shared::store_words4(self.at(X, r as u32), words) }
+    }
+}
