@@ -520,7 +520,7 @@ fn published_leaf_rows(rows: u64, hidden: u64) -> u64 {
             .find(|leaf_rows| leaf_rows * 128 >= rows)
             .expect("8 rows are enough");
     }
-    let target = if hidden <= 512 {
+    let target = if hidden <= 256 {
         2048
     } else if hidden <= 1024 {
         1024
@@ -529,7 +529,12 @@ fn published_leaf_rows(rows: u64, hidden: u64) -> u64 {
     } else {
         128
     };
-    let mut leaf_rows = if (257..=512).contains(&hidden) { 2 } else { 1 };
+    let least = match hidden {
+        ..=256 => [8, 4, 2].into_iter().find(|l| l * 1024 <= rows),
+        257..=512 => [8, 4].into_iter().find(|l| l * 512 <= rows).or(Some(2)),
+        _ => None,
+    };
+    let mut leaf_rows = least.unwrap_or(1);
     while 2 * leaf_rows * target <= rows {
         leaf_rows *= 2;
     }
@@ -815,10 +820,19 @@ fn every_candidate_keeps_the_contracts() {
 fn the_leaf_table_is_the_published_one() {
     let table = [
         (1, 8, 1),
-        (8191, 512, 2),
-        (8192, 512, 4),
-        (8191, 256, 2),
-        (4095, 256, 1),
+        (513, 512, 2),
+        (2047, 512, 2),
+        (2048, 512, 4),
+        (4095, 264, 4),
+        (4096, 512, 8),
+        (16_383, 512, 8),
+        (16_384, 512, 16),
+        (2047, 256, 1),
+        (2048, 256, 2),
+        (8191, 8, 4),
+        (8192, 256, 8),
+        (32_767, 256, 8),
+        (32_768, 256, 16),
         (65_536, 256, 32),
         (512, 520, 4),
         (2047, 520, 1),

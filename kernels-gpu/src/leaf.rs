@@ -12,13 +12,14 @@ pub const fn window_rows(hidden: u32) -> u64 {
 /// Most leaves in the window.
 pub const WINDOW_LEAVES: u64 = 128;
 
-/// Leaves that T rows of H elements are cut into at least, beyond [`window_rows`]\(H\).
+/// Leaves that T rows of H elements are cut into at least, beyond [`window_rows`]\(H\); for H ≤ 512,
+/// once T is large enough.
 ///
 /// Narrow rows need many leaves (a warp works on each), wide rows few (a partial row is wide).
 #[must_use]
 #[inline(always)]
 pub const fn leaves_target(hidden: u32) -> u64 {
-    if hidden <= 512 {
+    if hidden <= 256 {
         2048
     } else if hidden <= 1024 {
         1024
@@ -30,18 +31,31 @@ pub const fn leaves_target(hidden: u32) -> u64 {
 }
 
 /// Rows of a leaf: up to [`window_rows`]\(H\) the smallest power of two with which
-/// [`WINDOW_LEAVES`] leaves suffice; beyond, the largest power of two ≤ max(m, T /
-/// [`leaves_target`]\(H\)), where m is 2 for H from 257 to 512 and else 1.
+/// [`WINDOW_LEAVES`] leaves suffice; beyond, the largest power of two ≤ max(1, T / N), N =
+/// [`leaves_target`]\(H\).
+///
+/// But for H ≤ 512 N is half of it as long as a leaf then has at most eight rows (and at least two,
+/// for H > 256), and beyond a leaf has eight rows at least: where every multiprocessor has a run or
+/// two, fewer nodes are worth more than more even work.
 #[must_use]
 #[inline(always)]
 pub const fn leaf_rows(rows: u64, hidden: u32) -> u64 {
     if rows <= window_rows(hidden) {
         return rows.div_ceil(WINDOW_LEAVES).next_power_of_two();
     }
-    let least = if hidden > 256 && hidden <= 512 { 2 } else { 1 };
     let leaf = power_of_two_up_to(rows / leaves_target(hidden));
-    if leaf < least { least } else { leaf }
+    if hidden > 512 {
+        return leaf;
+    }
+    let few = power_of_two_up_to(rows / (leaves_target(hidden) / 2));
+    if few > EIGHT {
+        return if leaf > EIGHT { leaf } else { EIGHT };
+    }
+    if few == 1 && hidden > 256 { 2 } else { few }
 }
+
+/// Rows of a leaf of narrow rows, from which on leaves grow later.
+const EIGHT: u64 = 8;
 
 /// Leaves of T rows: ⌈T / [`leaf_rows`]⌉, at most twice the target beyond the window.
 #[must_use]

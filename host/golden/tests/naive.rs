@@ -241,12 +241,20 @@ fn leaf_rows(rows: usize, hidden: usize) -> usize {
         return leaf_rows;
     }
     let leaves = match hidden {
-        0..=512 => 2048,
-        513..=1024 => 1024,
+        0..=256 => 2048,
+        257..=1024 => 1024,
         1025..=8192 => 512,
         _ => 128,
     };
-    let mut leaf_rows = if hidden > 256 && hidden < 513 { 2 } else { 1 };
+    let mut leaf_rows = 1;
+    if hidden <= 512 {
+        if hidden > 256 {
+            leaf_rows = 2;
+        }
+        while leaf_rows < 8 && leaf_rows * leaves <= rows {
+            leaf_rows *= 2;
+        }
+    }
     while 2 * leaf_rows <= rows / leaves {
         leaf_rows *= 2;
     }

@@ -445,8 +445,14 @@ impl<'a, W: Weight, const GATE_FIRST: bool, const VECTORS: usize> Rows<'a, W, GA
                     weight::<W, VECTORS>(self.columns, p.w, self.first(), v)
                 }
             };
-            self.norm
-                .backward::<GATE_FIRST, VECTORS>(&stored, given, w, Formula, sums, add, store);
+            self.norm.backward::<GATE_FIRST, VECTORS>(
+                &stored,
+                given,
+                (w, Formula),
+                sums,
+                add,
+                store,
+            );
         }
     }
 }

@@ -142,8 +142,7 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
                     norm.backward::<GATE_FIRST, 1>(
                         &OfPair(&ring, r as usize),
                         given.map(|_| if r == 0 { rstds.0 } else { rstds.1 }),
-                        |_| w,
-                        gates,
+                        (|_| w, gates),
                         &mut LaneSums::<LANES>,
                         |_, exact, factor| {
                             if present {

@@ -168,7 +168,8 @@ impl Norm {
     }
 
     /// Of a row, vector by vector: the terms of dw as `exact` and rounded factors, for `add`, then
-    /// dx and dz, for `store`. Without a `given` rstd it is recomputed.
+    /// dx and dz, for `store`; from the weights of a vector and the source of gates. Without a `given`
+    /// rstd it is recomputed.
     ///
     /// # Safety
     /// - As [`RowSums::one`]; all threads are given an rstd, or none.
@@ -177,8 +178,7 @@ impl Norm {
         self,
         row: &impl StoredRow,
         given: Option<f32>,
-        w: impl Fn(usize) -> Lane,
-        source: impl Gates,
+        (w, source): (impl Fn(usize) -> Lane, impl Gates),
         sums: &mut impl RowSums<VECTORS>,
         mut add: impl FnMut(usize, &Lane, &Lane),
         mut store: impl FnMut(usize, Words4, Words4),
