@@ -653,8 +653,7 @@ fn check_workspace(shape: Shape, device: &DeviceProperties) {
     assert!(plan.workspace_bytes <= most, "{shape:?}: {plan:?}");
     let per_mille = match hidden {
         _ if rows < 16_384 => return,
-        ..=256 if rows < 65_536 => 21,
-        257..=512 if rows < 65_536 => 42,
+        ..=512 if rows < 65_536 => 21,
         _ => 20,
     };
     let matrices = if shape.residual { 4 } else { 3 };
