@@ -352,7 +352,10 @@ impl Results<'_> {
         let all = names.into_iter().zip(reports).zip(differences).zip(repeats);
         let all = all.map(|(((name, report), differences), repeated)| Compared {
             name,
-            report,
+            report: Report {
+                bits_match_golden: Some(differences.count == 0),
+                ..report
+            },
             different: differences.count,
             first_different: differences.first,
             repeated,

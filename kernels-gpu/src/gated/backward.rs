@@ -6,10 +6,11 @@ use crate::device::{Words4, global, shared, thread};
 use crate::gated::forward::{weight, weights};
 use crate::gated::gate::Formula;
 use crate::gated::params::GatedBackwardParams;
-use crate::gated::place::{Part, Place};
+use crate::gated::place::Part;
 use crate::gated::ring::{DY, Ring, X, Z, ring_bytes};
 use crate::gated::row::{Norm, StoredRow};
 use crate::gated::sums::{LaneSums, RowSums};
+use crate::gated::turn::{Step, Turn};
 use crate::row_sum::{BlockSum, Group, SCRATCH_BYTES};
 use crate::rows::{Columns, NO_WORDS, Weight};
 use crate::tree::{Counter, Node, Shelf, empty, fold_positions, shelf_bytes, store_node};
@@ -44,7 +45,7 @@ pub unsafe fn warp<W: Weight, const GATE_FIRST: bool, const LANES: usize, const 
         hidden: p.width,
     };
     let share_log2 = p.run_log2 - log2(positions);
-    let turn = Turn {
+    let turn = Turn::<1> {
         rows: p.rows,
         heads: p.heads,
         run_log2: p.run_log2 + p.leaf_log2,
@@ -79,16 +80,13 @@ pub unsafe fn warp<W: Weight, const GATE_FIRST: bool, const LANES: usize, const 
                 rows.fetch(turn, &mut coming);
                 if valid && !p.nodes.is_null() {
                     let done = row.row + 1;
-                    let ends = done == p.rows || done & ((1 << turn.share_log2) - 1) == 0;
-                    close_leaf(p, counter, done, ends, &mut node);
+                    close_leaf(p, counter, done, turn.ends(done), &mut node);
                 }
             }
             row = turn.after(row);
         }
         if !p.nodes.is_null() {
-            // Positions with rows; the leaves of the others are not there.
-            let taken = p.rows - (run << turn.run_log2);
-            let present = (taken + ((1 << turn.share_log2) - 1)) >> turn.share_log2;
+            let present = turn.present(run);
             // SAFETY: every thread of the block is here. The shelf may be the counter's, whose
             // places are each thread's own and no longer needed.
             unsafe {
@@ -134,7 +132,7 @@ pub unsafe fn block<W: Weight, const GATE_FIRST: bool, const VECTORS: usize>(
     let (thread, threads) = (thread::thread_idx_x(), thread::block_dim_x());
     let part = Part::of_block(p.groups);
     let columns = Columns::<VECTORS>::of_warp(thread / 32, p.width);
-    let turn = Turn {
+    let turn = Turn::<1> {
         rows: p.rows,
         heads: p.heads,
         run_log2: p.run_log2 + p.leaf_log2,
@@ -258,73 +256,6 @@ pub(super) unsafe fn close_leaf<const VECTORS: usize>(
     }
 }
 
-/// The rows of a position: its share of every run of its worker, in order.
-#[derive(Clone, Copy)]
-struct Turn {
-    rows: u32,
-    heads: u32,
-    /// log₂ of the rows of a run.
-    run_log2: u32,
-    /// log₂ of the rows of a share.
-    share_log2: u32,
-    position: u32,
-    /// Positions of the warp before this one.
-    behind: u32,
-    workers: u32,
-}
-
-/// A row of a turn.
-#[derive(Clone, Copy)]
-struct Row {
-    run: u32,
-    row: u32,
-    place: Place,
-    /// Rows that the warp's first position has left of its share, this one included: as many as
-    /// any of the warp's positions, or more. Past the last row the others go on with none.
-    left: u32,
-}
-
-impl Turn {
-    #[inline(always)]
-    fn runs(self) -> u32 {
-        (self.rows + ((1 << self.run_log2) - 1)) >> self.run_log2
-    }
-
-    /// The first row of the share of run `run`.
-    #[inline(always)]
-    fn start(self, run: u32) -> Row {
-        let row = (run << self.run_log2) + (self.position << self.share_log2);
-        let first = row - (self.behind << self.share_log2);
-        Row {
-            run,
-            row,
-            place: Place::of(row, self.heads),
-            left: self.rows.saturating_sub(first).min(1 << self.share_log2),
-        }
-    }
-
-    /// The row after `row` in the same share; `left` is 0 behind the last.
-    #[inline(always)]
-    fn after(self, row: Row) -> Row {
-        Row {
-            run: row.run,
-            row: row.row + 1,
-            place: row.place.plus(Place::of(1, self.heads), self.heads),
-            left: row.left - 1,
-        }
-    }
-
-    /// The row after `row`, perhaps in the worker's next run.
-    #[inline(always)]
-    fn next(self, row: Row) -> Row {
-        if row.left > 1 {
-            self.after(row)
-        } else {
-            self.start(row.run + self.workers)
-        }
-    }
-}
-
 /// The rows of one group, for a thread with some of its columns.
 struct Rows<'a, W: Weight, const GATE_FIRST: bool, const VECTORS: usize> {
     p: &'a GatedBackwardParams,
@@ -369,7 +300,7 @@ impl<'a, W: Weight, const GATE_FIRST: bool, const VECTORS: usize> Rows<'a, W, GA
     /// # Safety
     /// - `p` describes live buffers; the current stage is free.
     #[inline(always)]
-    unsafe fn fetch(&mut self, turn: Turn, coming: &mut Row) {
+    unsafe fn fetch(&mut self, turn: Turn<1>, coming: &mut Step) {
         let (p, place, first) = (self.p, coming.place, self.first());
         let present = coming.left > 0 && coming.row < p.rows;
         let starts = || {
@@ -395,7 +326,7 @@ impl<'a, W: Weight, const GATE_FIRST: bool, const VECTORS: usize> Rows<'a, W, GA
     #[inline(always)]
     unsafe fn run(
         &self,
-        row: Row,
+        row: Step,
         valid: bool,
         sums: &mut impl RowSums<VECTORS>,
         mut add: impl FnMut(usize, &Lane, &Lane),

@@ -10,6 +10,7 @@ use crate::gated::params::GatedBackwardParams;
 use crate::gated::place::{Part, Place};
 use crate::gated::row::{Norm, OfPair, StoredPair};
 use crate::gated::sums::LaneSums;
+use crate::gated::turn::{Step, Turn};
 use crate::rows::{Columns, NO_WORDS, Weight};
 use crate::tree::{Counter, empty, fold_positions, shelf_bytes};
 
@@ -44,7 +45,7 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
         hidden: p.width,
     };
     let first = (part.group * p.width) as usize;
-    let turn = Turn {
+    let turn = Turn::<2> {
         rows: p.rows,
         heads: p.heads,
         run_log2: p.run_log2 + p.leaf_log2,
@@ -65,9 +66,9 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
     let mut ring = unsafe { Ring::new(ring_base, columns) };
 
     // Starts to copy a pair; what it gives is the rstd of the row of the thread's half of the lanes.
-    let fetch = |ring: &mut Ring, coming: &mut Pair| {
+    let fetch = |ring: &mut Ring, coming: &mut Step| {
         let mut rstd = 1.0;
-        let (row, places) = (coming.row, coming.places(p.heads));
+        let (row, places) = (coming.row, places(*coming, p.heads));
         unroll!(2, |r| {
             let present = coming.left > 0 && row + (r as u32) < p.rows;
             let start = |base, strides| places[r].start(base, strides).wrapping_add(first);
@@ -112,7 +113,7 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
             let present = |r: u32| row + r < p.rows;
             let given = (!p.rstd.is_null()).then_some(rstd[0]);
             ring.wait();
-            let places = pair.places(p.heads);
+            let places = places(pair, p.heads);
             let store = |r: usize, dx: Words4, dz: Words4| {
                 if present(r as u32) {
                     // Not an index: the places stay in registers.
@@ -158,20 +159,16 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
             rstd[1] = fetch(&mut ring, &mut coming);
             if present(0) && wants_dw {
                 let done = p.rows.min(row + 2);
-                let ends = done == p.rows || done & ((1 << turn.share_log2) - 1) == 0;
                 // SAFETY: rows of a share come in order; shared memory has the shelves.
-                unsafe { close_leaf(p, counter, done, ends, &mut node) };
+                unsafe { close_leaf(p, counter, done, turn.ends(done), &mut node) };
             }
             pair = turn.after(pair);
         }
         if wants_dw {
-            // Positions with rows; the leaves of the others are not there.
-            let taken = p.rows - (run << turn.run_log2);
-            let present = (taken + ((1 << turn.share_log2) - 1)) >> turn.share_log2;
             // SAFETY: every thread of the block is here. The shelf may be the counter's, whose
             // places are each thread's own and no longer needed.
             unsafe {
-                let count = present.min(positions);
+                let count = turn.present(run).min(positions);
                 fold_positions(counter.level(0), &mut node, LANES as u32, count);
                 if position == 0 {
                     store_pairs(p, columns, part.group, run, 0, &node[0]);
@@ -196,79 +193,10 @@ const fn ring_bytes(threads: u32) -> u32 {
     threads / 32 * STAGES * STAGE_BYTES
 }
 
-/// The pairs of a position: its share of every run of its worker, in order.
-#[derive(Clone, Copy)]
-struct Turn {
-    rows: u32,
-    heads: u32,
-    /// log₂ of the rows of a run.
-    run_log2: u32,
-    /// log₂ of the rows of a share.
-    share_log2: u32,
-    position: u32,
-    /// Positions of the warp before this one.
-    behind: u32,
-    workers: u32,
-}
-
-/// A pair of a turn: row `row`, which is even, and the next one.
-#[derive(Clone, Copy)]
-struct Pair {
-    run: u32,
-    row: u32,
-    place: Place,
-    /// Pairs that the warp's first position has left of its share, this one included: as many as
-    /// any of the warp's positions, or more. Past the last row the others go on with none.
-    left: u32,
-}
-
-impl Pair {
-    #[inline(always)]
-    fn places(&self, heads: u32) -> [Place; 2] {
-        [self.place, self.place.plus(Place::of(1, heads), heads)]
-    }
-}
-
-impl Turn {
-    #[inline(always)]
-    fn runs(self) -> u32 {
-        (self.rows + ((1 << self.run_log2) - 1)) >> self.run_log2
-    }
-
-    /// The first pair of the share of run `run`.
-    #[inline(always)]
-    fn start(self, run: u32) -> Pair {
-        let row = (run << self.run_log2) + (self.position << self.share_log2);
-        let first = row - (self.behind << self.share_log2);
-        let left = self.rows.saturating_sub(first).min(1 << self.share_log2);
-        Pair {
-            run,
-            row,
-            place: Place::of(row, self.heads),
-            left: left.div_ceil(2),
-        }
-    }
-
-    /// The pair after `pair` in the same share; `left` is 0 behind the last.
-    #[inline(always)]
-    fn after(self, pair: Pair) -> Pair {
-        Pair {
-            run: pair.run,
-            row: pair.row + 2,
-            place: pair.place.plus(Place::of(2, self.heads), self.heads),
-            left: pair.left - 1,
-        }
-    }
-
-    /// The pair after `pair`, perhaps in the worker's next run.
-    #[inline(always)]
-    fn next(self, pair: Pair) -> Pair {
-        if pair.left > 1 {
-            self.after(pair)
-        } else {
-            self.start(pair.run + self.workers)
-        }
-    }
+/// Where the two rows of a step lie.
+#[inline(always)]
+fn places(step: Step, heads: u32) -> [Place; 2] {
+    [step.place, step.place.plus(Place::of(1, heads), heads)]
 }
 
 /// Pairs on their way, in places that are each thread's own. What no copy fills is zero.

@@ -10,7 +10,7 @@
 //!
 //! - [`gate`]: sigmoid and SiLU. [`arith`]: single elements, shared with the CPU.
 //! - [`row`]: one row, for the threads that share it; [`sums`] are theirs.
-//! - [`forward`], [`backward`]: the programs; [`entries`]: what is compiled of them.
+//! - [`forward`], [`backward`], [`backward_pairs`]: the programs; [`entries`]: what is compiled of them.
 
 pub mod arith;
 pub mod backward;
@@ -23,3 +23,4 @@ pub mod place;
 pub mod ring;
 pub mod row;
 pub mod sums;
+pub mod turn;
