@@ -282,11 +282,11 @@ typedef struct CakeRmsnormForward {
    */
   struct CakeRmsnormMatrix y;
   /*
-   Input [H] of the operator's weight type; null without a weight.
+   Input `[H]` of the operator's weight type; null without a weight.
    */
   const void *w;
   /*
-   Output [T], or null: a backward can work it out again.
+   Output `[T]`, or null: a backward can work it out again.
    */
   float *rstd;
 } CakeRmsnormForward;
@@ -323,19 +323,19 @@ typedef struct CakeRmsnormBackward {
    */
   struct CakeRmsnormMatrix dx;
   /*
-   Input [H] of the operator's weight type; null without a weight.
+   Input `[H]` of the operator's weight type; null without a weight.
    */
   const void *w;
   /*
-   Input [T] of the forward; or null: it is worked out again, with the same bits.
+   Input `[T]` of the forward; or null: it is worked out again, with the same bits.
    */
   const float *rstd;
   /*
-   Output [H], or null: gradient of w.
+   Output `[H]`, or null: gradient of w.
    */
   float *dw;
   /*
-   Output [H], BF16, or null: gradient of w, rounded once more. Alone only where it is
+   Output `[H]`, BF16, or null: gradient of w, rounded once more. Alone only where it is
    overwritten.
    */
   void *dw_bf16;
@@ -412,11 +412,11 @@ typedef struct CakeRmsnormGatedForward {
    */
   struct CakeRmsnormMatrix y;
   /*
-   Input [H] of the operator's weight type; all heads share it.
+   Input `[H]` of the operator's weight type; all heads share it.
    */
   const void *w;
   /*
-   Output [rows, groups], or null.
+   Output `[rows, groups]`, or null.
    */
   float *rstd;
 } CakeRmsnormGatedForward;
@@ -454,15 +454,15 @@ typedef struct CakeRmsnormGatedBackward {
    */
   struct CakeRmsnormMatrix dz;
   /*
-   Input [H] of the operator's weight type.
+   Input `[H]` of the operator's weight type.
    */
   const void *w;
   /*
-   Input [rows, groups] of the forward; or null: it is worked out again, with the same bits.
+   Input `[rows, groups]` of the forward; or null: it is worked out again, with the same bits.
    */
   const float *rstd;
   /*
-   Output [H], or null: gradient of w.
+   Output `[H]`, or null: gradient of w.
    */
   float *dw;
   /*

@@ -45,9 +45,9 @@ pub struct CakeRmsnormGatedForward {
     pub z: CakeRmsnormMatrix,
     /// Output.
     pub y: CakeRmsnormMatrix,
-    /// Input [H] of the operator's weight type; all heads share it.
+    /// Input `[H]` of the operator's weight type; all heads share it.
     pub w: *const c_void,
-    /// Output [rows, groups], or null.
+    /// Output `[rows, groups]`, or null.
     pub rstd: *mut f32,
 }
 
@@ -69,11 +69,11 @@ pub struct CakeRmsnormGatedBackward {
     pub dx: CakeRmsnormMatrix,
     /// Output: gradient of z.
     pub dz: CakeRmsnormMatrix,
-    /// Input [H] of the operator's weight type.
+    /// Input `[H]` of the operator's weight type.
     pub w: *const c_void,
-    /// Input [rows, groups] of the forward; or null: it is worked out again, with the same bits.
+    /// Input `[rows, groups]` of the forward; or null: it is worked out again, with the same bits.
     pub rstd: *const f32,
-    /// Output [H], or null: gradient of w.
+    /// Output `[H]`, or null: gradient of w.
     pub dw: *mut f32,
     /// CakeRmsnormUpdate: whether dw is overwritten or added to.
     pub dw_update: i32,

@@ -50,9 +50,9 @@ pub struct CakeRmsnormForward {
     pub h: CakeRmsnormMatrix,
     /// Output.
     pub y: CakeRmsnormMatrix,
-    /// Input [H] of the operator's weight type; null without a weight.
+    /// Input `[H]` of the operator's weight type; null without a weight.
     pub w: *const c_void,
-    /// Output [T], or null: a backward can work it out again.
+    /// Output `[T]`, or null: a backward can work it out again.
     pub rstd: *mut f32,
 }
 
@@ -75,13 +75,13 @@ pub struct CakeRmsnormBackward {
     pub dh: CakeRmsnormMatrix,
     /// Output, or not there: gradient of x (and of the residual).
     pub dx: CakeRmsnormMatrix,
-    /// Input [H] of the operator's weight type; null without a weight.
+    /// Input `[H]` of the operator's weight type; null without a weight.
     pub w: *const c_void,
-    /// Input [T] of the forward; or null: it is worked out again, with the same bits.
+    /// Input `[T]` of the forward; or null: it is worked out again, with the same bits.
     pub rstd: *const f32,
-    /// Output [H], or null: gradient of w.
+    /// Output `[H]`, or null: gradient of w.
     pub dw: *mut f32,
-    /// Output [H], BF16, or null: gradient of w, rounded once more. Alone only where it is
+    /// Output `[H]`, BF16, or null: gradient of w, rounded once more. Alone only where it is
     /// overwritten.
     pub dw_bf16: *mut c_void,
     /// CakeRmsnormUpdate: whether dw is overwritten or added to.
