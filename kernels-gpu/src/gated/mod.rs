@@ -9,7 +9,8 @@
 //! "Gated Delta Networks", 2024.) docs/numerics.md gives every operation and its order.
 //!
 //! - [`gate`]: sigmoid and SiLU. [`arith`]: single elements, shared with the CPU.
-//! - [`row`]: one row, for the threads that share it; [`sums`] are theirs.
+//! - [`row`]: one row, for the threads that share it, [`pair`]: two; [`sums`] are theirs, [`turn`] says
+//!   which rows they take.
 //! - [`forward`], [`backward`], [`backward_pairs`]: the programs; [`entries`]: what is compiled of them.
 
 pub mod arith;
@@ -18,6 +19,7 @@ pub mod backward_pairs;
 pub mod entries;
 pub mod forward;
 pub mod gate;
+pub mod pair;
 pub mod params;
 pub mod place;
 pub mod ring;
