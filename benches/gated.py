@@ -104,6 +104,7 @@ def formula_bwd(order):
 
 def build_compile(t, order):
     import torch
+    torch._dynamo.reset()  # shapes are static: each is a compilation, and their number is limited
     fwd = torch.compile(formula_fwd(order), dynamic=False, fullgraph=True)
     bwd = torch.compile(formula_bwd(order), dynamic=False, fullgraph=True)
     return (lambda: fwd(t["x"], t["z"], t["w"]), lambda: bwd(t["dy"], t["x"], t["z"], t["w"]))
