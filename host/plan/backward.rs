@@ -234,17 +234,7 @@ pub(super) fn route<'a>(
     call: &Call,
     device: &DeviceProperties,
 ) -> Result<(BackwardPlan, &'a Route, Origin<'a>)> {
-    let multiprocessors = device.multiprocessors();
-    let mut refused = None;
-    for (route, origin) in routes.backwards() {
-        if route.window.holds(call, multiprocessors) {
-            match chosen(&route.choice, call, device) {
-                Ok(plan) => return Ok((plan, route, origin)),
-                Err(error) => refused = Some(error),
-            }
-        }
-    }
-    Err(refused.unwrap_or_else(|| unreachable!("the operator's hidden size was checked")))
+    routes::first(routes.backwards(), call, device, chosen)
 }
 
 /// The plan of a choice, if call and device keep its contract.

@@ -9,7 +9,7 @@ use cake_rmsnorm_kernels::backward::{reduce, split};
 use cake_rmsnorm_kernels::contract::Program;
 use cake_rmsnorm_kernels::gated::backward::{block_shared_bytes, warp_shared_bytes};
 use cake_rmsnorm_kernels::gated::backward_pairs::shared_bytes as pairs_shared_bytes;
-use cake_rmsnorm_kernels::gated::gate::{Gates, Table};
+use cake_rmsnorm_kernels::gated::gate::Table;
 use cake_rmsnorm_kernels::leaf::gated_leaf_rows;
 use cake_rmsnorm_kernels::row_sum::SCRATCH_BYTES;
 

@@ -3,6 +3,7 @@
 
 use super::DeviceProperties;
 use super::choice::Choice;
+use crate::error::Result;
 use cake_rmsnorm_kernels::contract::{Program, WeightType};
 use cake_rmsnorm_kernels::leaf;
 use std::path::{Path, PathBuf};
@@ -167,6 +168,27 @@ impl Routes {
         let own = own.iter().map(move |route| (route, origin));
         own.chain(built_in.iter().map(|route| (route, Origin::BuiltIn)))
     }
+}
+
+/// Of the `routes` that hold the call the first whose contract the call and the device keep: its plan,
+/// which `chosen` makes.
+pub(super) fn first<'a, Plan>(
+    routes: impl Iterator<Item = (&'a Route, Origin<'a>)>,
+    call: &Call,
+    device: &DeviceProperties,
+    chosen: impl Fn(&Choice, &Call, &DeviceProperties) -> Result<Plan>,
+) -> Result<(Plan, &'a Route, Origin<'a>)> {
+    let multiprocessors = device.multiprocessors();
+    let mut refused = None;
+    for (route, origin) in routes {
+        if route.window.holds(call, multiprocessors) {
+            match chosen(&route.choice, call, device) {
+                Ok(plan) => return Ok((plan, route, origin)),
+                Err(error) => refused = Some(error),
+            }
+        }
+    }
+    Err(refused.unwrap_or_else(|| unreachable!("the operator's hidden size was checked")))
 }
 
 /// Rows of up to `max_hidden` elements: in a table narrower ones meet their route before.

@@ -5,7 +5,7 @@ use crate::arith::{Lane, Width, unroll};
 use crate::device::{Words4, async_copy, global, shared, thread};
 use crate::gated::backward::{accumulate, close_leaf, log2, store_pairs};
 use crate::gated::forward::weight;
-use crate::gated::gate::{Gates, Table};
+use crate::gated::gate::Table;
 use crate::gated::pair::{OfPair, StoredPair};
 use crate::gated::params::GatedBackwardParams;
 use crate::gated::place::{Part, Place};

@@ -2,7 +2,7 @@
 
 use crate::arith::{Lane, Width, canonical, unroll};
 use crate::device::{Words4, global, shared, thread};
-use crate::gated::gate::{Formula, Gates, Table};
+use crate::gated::gate::Table;
 use crate::gated::params::GatedForwardParams;
 use crate::gated::place::{Part, Place};
 use crate::gated::row::Norm;
@@ -205,7 +205,7 @@ unsafe fn rows<W: Weight, const GATE_FIRST: bool, const VECTORS: usize>(
                     columns.store(y.add(first), v, words);
                 }
             };
-            let rstd = norm.forward::<GATE_FIRST, VECTORS>(&x, &z, |v| w[v], Formula, sums, store);
+            let rstd = norm.forward::<GATE_FIRST, VECTORS>(&x, &z, |v| w[v], sums, store);
             if turn.leader && row < p.rows && !p.rstd.is_null() {
                 let index = u64::from(row) * u64::from(p.groups) + u64::from(group);
                 global::store_f32(p.rstd.add(index as usize), canonical(rstd));

@@ -140,16 +140,6 @@ impl Gate {
 
 /// Where gates come from.
 pub trait Gates: Copy {
-    /// Bytes of shared memory that it needs; a multiple of 16.
-    const BYTES: u32;
-
-    /// Makes them ready, at shared address `base`.
-    ///
-    /// # Safety
-    /// - Every thread of the block comes here; shared memory has [`Gates::BYTES`] there, which nothing
-    ///   else uses.
-    unsafe fn prepare(base: u32) -> Self;
-
     /// The gate of z, a BF16 value.
     fn gate(self, z: f32) -> Gate;
 }
@@ -159,13 +149,6 @@ pub trait Gates: Copy {
 pub struct Formula;
 
 impl Gates for Formula {
-    const BYTES: u32 = 0;
-
-    #[inline(always)]
-    unsafe fn prepare(_: u32) -> Self {
-        Self
-    }
-
     #[inline(always)]
     fn gate(self, z: f32) -> Gate {
         Gate::of(z)
@@ -185,11 +168,17 @@ const FIRST: u32 = 0x337f;
 /// BF16 bits of [`LARGEST`].
 const LAST: u32 = 0x42d0;
 
-impl Gates for Table {
-    const BYTES: u32 = (4 * (LAST - FIRST + 1)).next_multiple_of(16);
+impl Table {
+    /// Bytes of shared memory that a table takes; a multiple of 16.
+    pub const BYTES: u32 = (4 * (LAST - FIRST + 1)).next_multiple_of(16);
 
+    /// Makes a table at shared address `base`.
+    ///
+    /// # Safety
+    /// - Every thread of the block comes here; shared memory has [`Table::BYTES`] there, which nothing
+    ///   else uses.
     #[inline(always)]
-    unsafe fn prepare(base: u32) -> Self {
+    pub unsafe fn prepare(base: u32) -> Self {
         let table = Self {
             origin: base.wrapping_sub(4 * FIRST),
         };
@@ -204,7 +193,9 @@ impl Gates for Table {
         unsafe { thread::sync_threads() };
         table
     }
+}
 
+impl Gates for Table {
     #[inline(always)]
     fn gate(self, z: f32) -> Gate {
         // What is not a number takes any entry: z itself makes the products one.

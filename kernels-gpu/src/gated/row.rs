@@ -69,7 +69,6 @@ impl Norm {
         x: &[Words4; VECTORS],
         z: &[Words4; VECTORS],
         w: impl Fn(usize) -> Lane,
-        source: impl Gates,
         sums: &mut impl RowSums<VECTORS>,
         mut store: impl FnMut(usize, Words4),
     ) -> f32 {
@@ -78,7 +77,7 @@ impl Norm {
         unroll!(VECTORS, |v| {
             let (x, z) = (widen(x[v]), widen(z[v]));
             unroll!(8, |i| {
-                gate[v][i] = source.gate(z[i]).silu();
+                gate[v][i] = Gate::of(z[i]).silu();
                 u[v][i] = normalised::<GATE_FIRST>(x[i], gate[v][i]);
             });
         });
