@@ -12,6 +12,8 @@ mod gated;
 mod host;
 #[path = "cli/plans.rs"]
 mod plans;
+#[path = "cli/reliability.rs"]
+mod reliability;
 #[path = "cli/sweep.rs"]
 mod sweep;
 

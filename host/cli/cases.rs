@@ -271,9 +271,9 @@ fn table(report: &Report) -> String {
 }
 
 /// A device of the program, as cases want it.
-struct Reached<'a>(&'a dyn device::Device);
+pub(super) struct Reached<'a>(pub &'a dyn device::Device);
 
-struct Bytes(Box<dyn Buffer>);
+pub(super) struct Bytes(Box<dyn Buffer>);
 
 impl Device for Reached<'_> {
     type Error = CliError;

@@ -66,6 +66,28 @@ pub trait Device {
         Ok(read(a)? == read(b)?)
     }
 
+    /// Enqueues a copy of the first `bytes` bytes of a buffer of this device to another.
+    fn copy(&self, to: &mut dyn Buffer, from: &dyn Buffer, bytes: usize) -> Result<()> {
+        let mut contents = vec![0; bytes];
+        from.read(&mut contents)?;
+        to.write(&contents)
+    }
+
+    /// Enqueues a comparison of the first `bytes` bytes, a multiple of 16, of two buffers of this
+    /// device: where they differ, the FP32 value at the start of `flag` becomes 1.
+    fn compare(
+        &self,
+        a: &dyn Buffer,
+        b: &dyn Buffer,
+        bytes: usize,
+        flag: &mut dyn Buffer,
+    ) -> Result<()> {
+        match self.equal(a, b, bytes)? {
+            true => Ok(()),
+            false => flag.write(&1f32.to_ne_bytes()),
+        }
+    }
+
     /// Waits for everything that was enqueued, and reports its errors.
     fn synchronize(&self) -> Result<()>;
 

@@ -12,6 +12,8 @@ mod operands;
 mod output;
 mod partition;
 mod progress;
+mod record;
+mod reliability;
 mod routes;
 mod sweep;
 mod tensors;
@@ -49,6 +51,8 @@ enum Command {
     /// Run every program that a shape allows, at every small T and beside every edge, and compare
     /// every bit with the golden implementation.
     Sweep(sweep::Args),
+    /// Run everything that the library promises to survive on a GPU, and write one record of it.
+    Reliability(reliability::Args),
     /// Measure every choice of programs on this GPU, and write routes that the library can load.
     Tune(tune::Args),
     /// Measure what it costs that dw does not depend on the number of multiprocessors.
@@ -101,6 +105,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args, &mut out).map(|()| true),
         Command::BenchHost(args) => bench_host::run(&args, &mut out),
         Command::Sweep(args) => sweep::run(&args, &mut out),
+        Command::Reliability(args) => reliability::run(&args, &mut out),
         Command::Partition(args) => partition::run(&args, &mut out),
         Command::Tune(args) => tune::run(&args, &mut out).map(|()| true),
         Command::Routes(args) => routes::run(&args, &mut out).map(|()| true),

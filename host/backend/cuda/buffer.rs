@@ -1,7 +1,7 @@
 //! Device memory.
 
 use super::Device;
-use super::driver::check;
+use super::driver::{check, check_with};
 use crate::error::Result;
 use cust::sys;
 
@@ -17,15 +17,14 @@ impl DeviceBuffer {
     /// Allocates `bytes` bytes on `device`; their contents are undefined.
     ///
     /// # Errors
-    /// - [`crate::Error::Cuda`] when there is not enough memory.
+    /// - [`crate::Error::Cuda`], which names the bytes, when there is not enough memory.
     pub fn new(device: &Device, bytes: usize) -> Result<Self> {
         let mut address = 0;
         if bytes > 0 {
             device.with_context(|| {
                 // SAFETY: the out pointer is live.
-                check("cuMemAlloc", unsafe {
-                    sys::cuMemAlloc_v2(&raw mut address, bytes)
-                })
+                let result = unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) };
+                check_with("cuMemAlloc", result, || format!(" for {bytes} bytes"))
             })?;
         }
         Ok(Self {

@@ -142,6 +142,24 @@ impl Device {
         self.with_context(|| unsafe { loaded.load(kernels, properties, name) })
     }
 
+    /// Loads a kernel, if it is not loaded yet, from PTX that is given: how `cake-rmsnorm
+    /// reliability` sees what becomes of PTX that was damaged.
+    ///
+    /// # Errors
+    /// - As [`Device::load`].
+    ///
+    /// # Safety
+    /// - If the driver accepts the PTX, its entry of the kernel's name is that kernel.
+    #[doc(hidden)]
+    pub unsafe fn load_from(&self, kernel: &'static Kernel, ptx: &str) -> Result<()> {
+        let Inner {
+            name, properties, ..
+        } = &*self.0;
+        // SAFETY: the device's context is current, and these are its properties; the caller
+        // vouches for the PTX.
+        self.with_context(|| unsafe { self.0.kernels.load_from(kernel, ptx, properties, name) })
+    }
+
     /// What the driver's compiler made of a kernel.
     ///
     /// # Errors

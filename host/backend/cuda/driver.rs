@@ -8,13 +8,22 @@ use std::sync::OnceLock;
 
 /// The error of a driver call, or nothing.
 pub(super) fn check(call: &'static str, result: sys::CUresult) -> Result<()> {
+    check_with(call, result, String::new)
+}
+
+/// As [`check`], with more to say about a failure.
+pub(super) fn check_with(
+    call: &'static str,
+    result: sys::CUresult,
+    detail: impl FnOnce() -> String,
+) -> Result<()> {
     if result == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
     // SAFETY: the driver writes a pointer to a static string, or null.
     let error_name = |name| unsafe { sys::cuGetErrorName(result, name) as u32 };
     let code = result as u32;
-    Err(driver::failure(call, code, error_name, String::new()))
+    Err(driver::failure(call, code, error_name, detail()))
 }
 
 /// The driver's functions. `cust`'s bindings are CUDA 11.4's, so what is newer (dependent launch)

@@ -92,20 +92,39 @@ impl Kernels {
     ) -> Result<()> {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         let mut missing = kernels.iter().filter(|kernel| self.loaded(kernel).is_err());
-        missing.try_for_each(|kernel| self.load_one(kernel, properties, device))
+        missing.try_for_each(|kernel| {
+            let loaded = load(self.functions, kernel, properties, device)?;
+            self.keep(kernel, loaded);
+            Ok(())
+        })
     }
 
-    fn load_one(
+    /// Loads a kernel, if it is not loaded yet, from PTX that is given.
+    ///
+    /// # Safety
+    /// - As [`Kernels::load`].
+    /// - If the driver accepts the PTX, its entry of the kernel's name is that kernel.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub unsafe fn load_from(
         &self,
         kernel: &'static Kernel,
+        ptx: &str,
         properties: &DeviceProperties,
         device: &str,
     ) -> Result<()> {
-        let loaded = load(self.functions, kernel, properties, device)?;
+        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.loaded(kernel).is_err() {
+            let what = || format!(" for {} on {device}", kernel.name);
+            let loaded = load_from(self.functions, kernel, ptx, properties, what)?;
+            self.keep(kernel, loaded);
+        }
+        Ok(())
+    }
+
+    fn keep(&self, kernel: &'static Kernel, loaded: Loaded) {
         if let Some(slot) = self.slot(kernel) {
             let _ = slot.set(loaded);
         }
-        Ok(())
     }
 
     /// Unloads every module.
@@ -132,10 +151,22 @@ fn load(
     let module = ptx::Module::best(kernel.module, 10 * major + minor)
         .ok_or(Error::UnsupportedDevice { major, minor })?;
     let slice = module.entry(kernel.name);
-    let module = load_ptx(driver, slice.as_deref().unwrap_or(module.ptx), || {
+    let ptx = slice.as_deref().unwrap_or(module.ptx);
+    load_from(driver, kernel, ptx, properties, || {
         let (name, sm) = (kernel.name, module.sm);
         format!(" for {name} (PTX for sm_{sm}) on {device}")
-    })?;
+    })
+}
+
+/// Loads a kernel from PTX that is given; `what` is for errors.
+fn load_from(
+    driver: &Functions,
+    kernel: &'static Kernel,
+    ptx: &str,
+    properties: &DeviceProperties,
+    what: impl FnOnce() -> String,
+) -> Result<Loaded> {
+    let module = load_ptx(driver, ptx, what)?;
     let function = function(driver, module, kernel.name).and_then(|function| {
         let attributes = attributes(driver, function)?;
         if attributes.max_threads < kernel.max_threads {

@@ -5,10 +5,10 @@ use super::case::{Case, Summary};
 use super::timer::{Cache, Copy, Timer};
 use crate::cli::dtype_name;
 use crate::cli::error::{CliError, Result};
+use crate::cli::record::Record;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 /// The label of this library among the candidates.
 const CANDIDATE: &str = "cake-rmsnorm";
@@ -25,16 +25,6 @@ pub struct Run {
     /// Of peers alone; here for readers of the format.
     accuracy: [(); 0],
     skipped: [(); 0],
-}
-
-/// When, where and of what.
-#[derive(Serialize)]
-struct Record {
-    date: String,
-    gpu: String,
-    driver: String,
-    command: String,
-    commit: String,
 }
 
 #[derive(Serialize)]
@@ -146,13 +136,7 @@ impl Run {
         let (cuda, driver) = timer.versions();
         let device = timer.device();
         Self {
-            record: Record {
-                date: time::OffsetDateTime::now_utc().date().to_string(),
-                gpu: timer.maker_name(),
-                driver,
-                command: command(),
-                commit: commit(),
-            },
+            record: Record::now(timer.maker_name(), driver),
             meta: Meta {
                 device: device.kind(),
                 cuda,
@@ -251,29 +235,4 @@ impl Shape {
             w: dtype_name(case.weight),
         }
     }
-}
-
-/// The command line, the program without its folder.
-fn command() -> String {
-    let mut arguments = std::env::args();
-    let program = arguments.next().unwrap_or_default();
-    let program = Path::new(&program).file_name();
-    let program = program.map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    [program]
-        .into_iter()
-        .chain(arguments)
-        .collect::<Vec<_>>()
-        .join(" ")
-}
-
-/// The commit of the sources that this program was built from, if they are still there.
-fn commit() -> String {
-    let mut git = Command::new("git");
-    git.args(["-C", env!("CARGO_MANIFEST_DIR"), "describe"])
-        .args(["--always", "--abbrev=40", "--exclude=*", "--dirty"])
-        .stdin(Stdio::null());
-    let text = git.output().ok().filter(|output| output.status.success());
-    let text = text.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    text.filter(|text| !text.is_empty())
-        .unwrap_or_else(|| "unknown".to_owned())
 }

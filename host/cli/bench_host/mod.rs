@@ -4,13 +4,12 @@
 mod calls;
 #[cfg(feature = "cuda")]
 mod construction;
-#[cfg(any(feature = "cuda", test))]
-mod expected;
+pub mod expected;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod report;
 #[cfg(feature = "cuda")]
-mod streams;
+pub mod streams;
 
 use super::error::Result;
 use super::output::Output;

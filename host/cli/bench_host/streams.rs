@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::time::Instant;
 
 /// One launch a backward, and two; both forms.
-const SHAPES: [(u64, u64, bool); 4] = [
+pub const SHAPES: [(u64, u64, bool); 4] = [
     (4096, 96, false),
     (512, 600, false),
     (512, 600, true),
@@ -38,23 +38,7 @@ pub fn graphs(
         capture_us: f64,
     }
     for (hidden, rows, residual) in SHAPES {
-        let op = RmsNorm::new(hidden, Dtype::F32, 1e-6)?;
-        let sets = sets(&op, rows, residual, 0)?;
-        let mut execution = Execution::new(device, op, &sets[0].0)?;
-        let start = Instant::now();
-        let graph = Graph::of_step(device.cuda(), &op, &step(&execution))?;
-        let capture_us = start.elapsed().as_secs_f64() * 1e6;
-        let mut wrong = 0;
-        for replay in 0..replays {
-            let (inputs, golden) = &sets[replay as usize % sets.len()];
-            execution.replace_inputs(inputs)?;
-            execution.poison(POISON)?;
-            // The copies went through the default stream.
-            // SAFETY: the buffers live, and nobody uses them until the work has completed.
-            unsafe { graph.launch(device.cuda())? };
-            device.synchronize()?;
-            wrong += u32::from(!golden.is(&mut execution)?);
-        }
+        let (wrong, capture_us) = replay(device, (hidden, rows, residual), replays)?;
         let text = format!(
             "H={hidden} T={rows} {}: a captured step, {replays} replays with changing inputs, \
              {wrong} with other bits than golden; captured in {capture_us:.0} us",
@@ -71,6 +55,33 @@ pub fn graphs(
         report.target(out, "graphs", wrong == 0, text, figures)?;
     }
     Ok(())
+}
+
+/// A captured step of a shape, replayed over changing inputs: replays with other bits than golden,
+/// and how long the capture took, µs.
+pub fn replay(
+    device: &CudaDevice,
+    (hidden, rows, residual): (u64, u64, bool),
+    replays: u32,
+) -> Result<(u32, f64)> {
+    let op = RmsNorm::new(hidden, Dtype::F32, 1e-6)?;
+    let sets = sets(&op, rows, residual, 0)?;
+    let mut execution = Execution::new(device, op, &sets[0].0)?;
+    let start = Instant::now();
+    let graph = Graph::of_step(device.cuda(), &op, &step(&execution))?;
+    let capture_us = start.elapsed().as_secs_f64() * 1e6;
+    let mut wrong = 0;
+    for replay in 0..replays {
+        let (inputs, golden) = &sets[replay as usize % sets.len()];
+        execution.replace_inputs(inputs)?;
+        execution.poison(POISON)?;
+        // The copies went through the default stream.
+        // SAFETY: the buffers live, and nobody uses them until the work has completed.
+        unsafe { graph.launch(device.cuda())? };
+        device.synchronize()?;
+        wrong += u32::from(!golden.is(&mut execution)?);
+    }
+    Ok((wrong, capture_us))
 }
 
 /// Captures that cannot be: typed errors, after which the stream works as before.

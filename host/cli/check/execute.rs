@@ -82,7 +82,6 @@ impl<'a, E: Element> Execution<'a, E> {
     }
 
     /// Replaces the inputs by others of the same shapes, in the same memory, while nothing runs.
-    #[cfg_attr(not(any(feature = "cuda", test)), allow(dead_code))]
     pub fn replace_inputs(&mut self, inputs: &Inputs<E>) -> Result<()> {
         self.x.write(bytemuck::cast_slice(&inputs.x))?;
         self.dy.write(bytemuck::cast_slice(&inputs.dy))?;
@@ -100,13 +99,18 @@ impl<'a, E: Element> Execution<'a, E> {
     }
 
     /// Makes every byte of outputs and workspace `poison`, while nothing runs.
-    #[cfg_attr(not(any(feature = "cuda", test)), allow(dead_code))]
     pub fn poison(&mut self, poison: u8) -> Result<()> {
         let outputs = [&mut self.y, &mut self.rstd, &mut self.dx, &mut self.dw];
         let outputs = outputs.into_iter().chain([&mut self.workspace]);
         outputs
             .chain(self.h.as_mut())
             .try_for_each(|output| output.poison(poison))
+    }
+
+    /// Makes the workspace hold `pattern` over and over, while nothing runs.
+    pub fn fill_workspace(&mut self, pattern: &[u8]) -> Result<()> {
+        let bytes = pattern.iter().copied().cycle().take(self.workspace.bytes);
+        self.workspace.buffer.write(&bytes.collect::<Vec<u8>>())
     }
 
     /// Runs the forward over outputs that hold `poison` in every byte.

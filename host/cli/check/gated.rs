@@ -171,7 +171,7 @@ pub fn run(args: &Args, gate: GateArg, out: &mut Lines, progress: &Progress) -> 
 }
 
 /// The operator with its arguments in the memory of a device.
-struct Execution<'a> {
+pub struct Execution<'a> {
     device: &'a dyn Device,
     op: GatedRmsNorm,
     leading: [u64; 2],
@@ -187,7 +187,9 @@ struct Execution<'a> {
 }
 
 impl<'a> Execution<'a> {
-    fn new(
+    /// Prepares the operator, copies the inputs to the device and allocates the outputs; `leading`
+    /// are tokens and heads.
+    pub fn new(
         device: &'a dyn Device,
         op: GatedRmsNorm,
         inputs: &Inputs,
@@ -248,7 +250,8 @@ impl<'a> Execution<'a> {
         VectorView::f32(self.rstd.buffer.address(), len)
     }
 
-    fn forward(&mut self, poison: u8) -> Result<GatedForward> {
+    /// Runs the forward over outputs that hold `poison` in every byte.
+    pub fn forward(&mut self, poison: u8) -> Result<GatedForward> {
         self.y.poison(poison)?;
         self.rstd.poison(poison)?;
         let args = GatedForwardArgs {
@@ -269,7 +272,7 @@ impl<'a> Execution<'a> {
     }
 
     /// After [`Execution::forward`]; `kept` says whether its rstd is passed in.
-    fn backward(&mut self, poison: u8, kept: bool) -> Result<GatedBackward> {
+    pub fn backward(&mut self, poison: u8, kept: bool) -> Result<GatedBackward> {
         for output in [
             &mut self.dx,
             &mut self.dz,

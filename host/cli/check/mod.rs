@@ -2,7 +2,7 @@
 //! golden implementation.
 
 pub mod execute;
-mod gated;
+pub mod gated;
 mod report;
 mod source;
 mod verify;

@@ -17,12 +17,22 @@ pub struct CudaDevice(Cuda);
 impl CudaDevice {
     /// The first GPU of the driver.
     pub fn open(planning: &Planning) -> Result<Self> {
-        Ok(CudaDevice(planned(Cuda::new(first_gpu()?), planning)))
+        Ok(CudaDevice(planned(Cuda::new(gpu(0)?), planning)))
+    }
+
+    /// GPU `ordinal`, with a stream of its own.
+    pub fn of(ordinal: u32) -> Result<Self> {
+        Self::on(gpu(ordinal)?)
+    }
+
+    /// A GPU that is open, with a stream of its own.
+    pub fn on(gpu: Gpu) -> Result<Self> {
+        Ok(CudaDevice(Cuda::on_new_stream(gpu)?))
     }
 
     /// The same with a stream of its own, whose work can be captured.
     pub fn on_new_stream(planning: &Planning) -> Result<Self> {
-        let cuda = Cuda::on_new_stream(first_gpu()?)?;
+        let cuda = Cuda::on_new_stream(gpu(0)?)?;
         Ok(CudaDevice(planned(cuda, planning)))
     }
 
@@ -48,8 +58,8 @@ fn planned(cuda: Cuda, planning: &Planning) -> Cuda {
     }
 }
 
-fn first_gpu() -> Result<Gpu> {
-    Gpu::open(0).map_err(|error| match error {
+fn gpu(ordinal: u32) -> Result<Gpu> {
+    Gpu::open(ordinal).map_err(|error| match error {
         // Nothing was launched yet: there is no driver, or no GPU behind it.
         cake_rmsnorm::Error::Cuda {
             call: "cuInit" | "cuDeviceGet",
@@ -107,12 +117,38 @@ impl Device for CudaDevice {
 
     /// Compared on the device, but for what is left of the last 16 bytes.
     fn equal(&self, a: &dyn Buffer, b: &dyn Buffer, bytes: usize) -> Result<bool> {
+        let mut flag = self.alloc("flag", size_of::<f32>())?;
+        flag.write(&[0; size_of::<f32>()])?;
+        self.compare(a, b, bytes, &mut *flag)?;
+        self.0.synchronize()?;
+        let mut raised = [0; size_of::<f32>()];
+        flag.read(&mut raised)?;
+        let tail = bytes % size_of::<Words4>();
+        let read = |buffer: &dyn Buffer| -> Result<Vec<u8>> {
+            let mut contents = vec![0; if tail > 0 { bytes } else { 0 }];
+            buffer.read(&mut contents)?;
+            Ok(contents)
+        };
+        Ok(raised == [0; size_of::<f32>()] && read(a)? == read(b)?)
+    }
+
+    fn copy(&self, to: &mut dyn Buffer, from: &dyn Buffer, bytes: usize) -> Result<()> {
+        // SAFETY: two buffers, of at least as many bytes; the driver keeps what it still copies.
+        unsafe { self.0.copy(to.address(), from.address(), bytes)? };
+        Ok(())
+    }
+
+    fn compare(
+        &self,
+        a: &dyn Buffer,
+        b: &dyn Buffer,
+        bytes: usize,
+        flag: &mut dyn Buffer,
+    ) -> Result<()> {
         let gpu = self.0.device();
         let found = KERNELS.iter().find(|it| it.program == Program::Compare);
         let kernel = found.unwrap_or_else(|| unreachable!("the comparison is in the table"));
         gpu.load(&[kernel])?;
-        let mut flag = DeviceBuffer::new(gpu, size_of::<f32>())?;
-        flag.write(&[0; size_of::<f32>()])?;
         let params = CompareParams {
             a: a.address() as *const Words4,
             b: b.address() as *const Words4,
@@ -127,19 +163,10 @@ impl Device for CudaDevice {
             dependent: false,
         };
         let params = (&raw const params).cast();
-        // SAFETY: the parameters are the kernel's; both buffers hold the bytes, and live until
-        // the kernel has completed, below.
+        // SAFETY: the parameters are the kernel's; the buffers hold the bytes. Freeing one waits
+        // for the kernel.
         unsafe { self.0.launch(&[Bound { launch, params }])? };
-        self.0.synchronize()?;
-        let mut raised = [0; size_of::<f32>()];
-        flag.read(&mut raised)?;
-        let tail = bytes % size_of::<Words4>();
-        let read = |buffer: &dyn Buffer| -> Result<Vec<u8>> {
-            let mut contents = vec![0; if tail > 0 { bytes } else { 0 }];
-            buffer.read(&mut contents)?;
-            Ok(contents)
-        };
-        Ok(raised == [0; size_of::<f32>()] && read(a)? == read(b)?)
+        Ok(())
     }
 
     fn synchronize(&self) -> Result<()> {

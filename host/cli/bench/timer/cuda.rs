@@ -5,6 +5,7 @@ use crate::cli::bench::case::Repeats;
 use crate::cli::device::cuda::CudaDevice;
 use crate::cli::device::{Device, Planning};
 use crate::cli::error::Result;
+use crate::cli::record::driver_version;
 use cake_rmsnorm::backend::cuda::{Cuda, DeviceBuffer, Event, Graph};
 use cake_rmsnorm::backend::{Bound, Launcher};
 use cake_rmsnorm::kernels::KERNELS;
@@ -174,8 +175,6 @@ impl Timer for CudaTimer {
     fn versions(&self) -> (String, String) {
         let cuda = self.cuda().device().driver_version();
         let cuda = cuda.map_or("-".to_owned(), |(major, minor)| format!("{major}.{minor}"));
-        let driver = std::fs::read_to_string("/sys/module/nvidia/version");
-        let driver = driver.map_or("-".to_owned(), |version| version.trim().to_owned());
-        (cuda, driver)
+        (cuda, driver_version())
     }
 }
