@@ -2,11 +2,15 @@
 
 #![no_main]
 
+#[allow(dead_code)]
+#[path = "../../tests/fuzz/arena.rs"]
+mod arena;
 #[path = "../../tests/fuzz/calls.rs"]
 mod calls;
 
 use libfuzzer_sys::fuzz_target;
 
+// The sanitizer does not follow the simulator's switches of stacks.
 fuzz_target!(|data: &[u8]| {
-    let _ = calls::run(data);
+    let _ = calls::run(data, false);
 });

@@ -7,6 +7,7 @@
 //!   gives on packed copies.
 //! - Without groups of rows, calls are accepted if and only if the account finds nothing wrong.
 
+use super::arena::{ARENA, Memory, Outcome, simulated};
 use arbitrary::{Result, Unstructured};
 use cake_rmsnorm::backend::{Backend, cpu::Cpu, null::Null};
 use cake_rmsnorm::plan::DeviceProperties;
@@ -16,45 +17,8 @@ use cake_rmsnorm::{
 };
 use std::collections::HashSet;
 
-/// What became of a call.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// The operator or the call was refused.
-    Refused(Error),
-    /// It ran, and was as it should be. Whether an output lay in the place of an input.
-    Ran { in_place: bool },
-    /// Its memory is not the arena's, so that only a backend that touches none was asked.
-    Elsewhere,
-}
-
-/// Bytes of the arena.
-const ARENA: usize = 16 << 10;
 /// Most rows whose bytes are accounted for.
 const MOST_ROWS: u64 = 64;
-
-/// Memory that starts at a multiple of 16 bytes.
-#[derive(Clone, PartialEq)]
-struct Memory(Vec<u128>);
-
-impl Memory {
-    fn new(bytes: usize) -> Self {
-        Self(vec![0; bytes.div_ceil(16)])
-    }
-
-    fn address(&self) -> u64 {
-        self.0.as_ptr() as u64
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: any bytes are bytes.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * 16) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and any bytes are a number.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 16) }
-    }
-}
 
 /// An argument of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -326,26 +290,18 @@ fn account(op: &RmsNorm, call: &Call, base: u64) -> Option<bool> {
     Some(in_place)
 }
 
-/// Draws a call from `data`, makes it, and judges it.
+/// Draws a call from `data`, makes it, and judges it; with `simulate` the kernels make it too.
 ///
 /// # Panics
 /// When the library did what it should not.
-pub fn run(data: &[u8]) -> Outcome {
+pub fn run(data: &[u8], simulate: bool) -> Outcome {
     let mut source = Unstructured::new(data);
     // With no bytes left, every choice is its first.
-    draw(&mut source).unwrap_or(Outcome::Elsewhere)
+    draw(&mut source, simulate).unwrap_or(Outcome::Elsewhere)
 }
 
-fn draw(u: &mut Unstructured<'_>) -> Result<Outcome> {
-    let mut arena = Memory::new(ARENA);
-    let mut state = u.arbitrary::<u64>()? | 1;
-    for byte in arena.bytes_mut() {
-        // What xorshift gives: numbers of every kind.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        *byte = (state >> 32) as u8;
-    }
+fn draw(u: &mut Unstructured<'_>, simulate: bool) -> Result<Outcome> {
+    let mut arena = Memory::random(ARENA, u.arbitrary()?);
     let op = match operator(u)? {
         Ok(op) => op,
         Err(error) => return Ok(Outcome::Refused(error)),
@@ -403,8 +359,23 @@ fn draw(u: &mut Unstructured<'_>) -> Result<Outcome> {
         0,
         "bytes beside the outputs: {arguments:#?}"
     );
-    let in_place = judged.unwrap_or(false);
-    Ok(Outcome::Ran { in_place })
+    if simulate && launched.is_ok() {
+        // SAFETY: as for the CPU.
+        let found = simulated(&mut arena, &before, |sim| unsafe { call.run(sim, &op) });
+        for (place, byte) in found
+            .into_iter()
+            .enumerate()
+            .filter(|(place, _)| written[*place])
+        {
+            assert_eq!(
+                byte,
+                arena.bytes()[place],
+                "a kernel's bits: {arguments:#?}"
+            );
+        }
+    }
+    let shares = judged.unwrap_or(false);
+    Ok(Outcome::Ran { shares })
 }
 
 /// What the call gives on packed copies of its arguments: the bytes of each output.

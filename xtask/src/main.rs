@@ -2,6 +2,7 @@
 
 mod api;
 mod assemble;
+mod breakages;
 mod counts;
 mod cuda_tools;
 mod device_build;
@@ -45,6 +46,8 @@ enum Command {
     Header(header::Args),
     /// List the library's public items, or check that none is gone.
     Api(api::Args),
+    /// Break every promise of docs/testing.md, and see its tests fail.
+    Breakages(breakages::Args),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Tables(args) => tables::run(&args).map_err(Into::into),
         Command::Header(args) => header::run(&args).map_err(Into::into),
         Command::Api(args) => api::run(&args).map_err(Into::into),
+        Command::Breakages(args) => breakages::run(&args).map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
