@@ -9,7 +9,7 @@ pub mod expected;
 mod gpu;
 mod report;
 #[cfg(feature = "cuda")]
-pub mod streams;
+mod streams;
 
 use super::error::Result;
 use super::output::Output;

@@ -15,12 +15,13 @@ use serde::Serialize;
 use std::time::Instant;
 
 /// One launch a backward, and two; both forms.
-pub const SHAPES: [(u64, u64, bool); 4] = [
+const SHAPES: [(u64, u64, bool); 4] = [
     (4096, 96, false),
     (512, 600, false),
     (512, 600, true),
     (1536, 520, true),
 ];
+
 /// A captured step, replayed over changing inputs. Nothing of the operator ran before.
 pub fn graphs(
     device: &CudaDevice,
@@ -59,7 +60,7 @@ pub fn graphs(
 
 /// A captured step of a shape, replayed over changing inputs: replays with other bits than golden,
 /// and how long the capture took, µs.
-pub fn replay(
+fn replay(
     device: &CudaDevice,
     (hidden, rows, residual): (u64, u64, bool),
     replays: u32,

@@ -250,39 +250,83 @@ impl<'a> Execution<'a> {
         VectorView::f32(self.rstd.buffer.address(), len)
     }
 
+    /// Replaces the inputs by others of the same shapes, in the same memory, while nothing runs.
+    pub fn replace_inputs(&mut self, inputs: &Inputs, z: &[bf16]) -> Result<()> {
+        let [dy, x, gate, w] = &mut self.inputs;
+        dy.write(bytemuck::cast_slice(&inputs.dy))?;
+        x.write(bytemuck::cast_slice(&inputs.x))?;
+        gate.write(bytemuck::cast_slice(z))?;
+        w.write(inputs.w.as_bytes())
+    }
+
+    /// Makes every byte of outputs and workspace `poison`, while nothing runs.
+    pub fn poison(&mut self, poison: u8) -> Result<()> {
+        self.y.poison(poison)?;
+        self.rstd.poison(poison)?;
+        self.poison_gradients(poison)
+    }
+
+    fn poison_gradients(&mut self, poison: u8) -> Result<()> {
+        let gradients = [&mut self.dx, &mut self.dz, &mut self.dw];
+        let mut outputs = gradients.into_iter().chain([&mut self.workspace]);
+        outputs.try_for_each(|output| output.poison(poison))
+    }
+
     /// Runs the forward over outputs that hold `poison` in every byte.
     pub fn forward(&mut self, poison: u8) -> Result<GatedForward> {
         self.y.poison(poison)?;
         self.rstd.poison(poison)?;
-        let args = GatedForwardArgs {
-            x: self.matrix(&*self.inputs[1]),
-            z: self.matrix(&*self.inputs[2]),
-            w: self.weight(),
-            y: self.matrix(&*self.y.buffer),
-            rstd: Some(self.rstd()),
-        };
+        let args = self.forward_args();
         // SAFETY: every address is that of a live buffer of this device that holds the view; the
         // buffers are borrowed for writing until the work has completed.
         unsafe { self.device.backend().gated_forward(&self.op, &args)? };
         self.device.synchronize()?;
+        self.forward_outputs()
+    }
+
+    /// After [`Execution::forward`]; `kept` says whether its rstd is passed in.
+    pub fn backward(&mut self, poison: u8, kept: bool) -> Result<GatedBackward> {
+        self.poison_gradients(poison)?;
+        let args = self.backward_args(kept);
+        // SAFETY: as in `forward`.
+        unsafe { self.device.backend().gated_backward(&self.op, &args)? };
+        self.device.synchronize()?;
+        self.backward_outputs()
+    }
+
+    /// What the last forward wrote, all of whose work has completed.
+    pub fn forward_outputs(&mut self) -> Result<GatedForward> {
         Ok(GatedForward {
             y: self.y.download()?,
             rstd: self.rstd.download()?,
         })
     }
 
-    /// After [`Execution::forward`]; `kept` says whether its rstd is passed in.
-    pub fn backward(&mut self, poison: u8, kept: bool) -> Result<GatedBackward> {
-        for output in [
-            &mut self.dx,
-            &mut self.dz,
-            &mut self.dw,
-            &mut self.workspace,
-        ] {
-            output.poison(poison)?;
+    /// What the last backward wrote, all of whose work has completed.
+    pub fn backward_outputs(&mut self) -> Result<GatedBackward> {
+        self.workspace.look_behind()?;
+        Ok(GatedBackward {
+            dx: self.dx.download()?,
+            dz: self.dz.download()?,
+            dw: self.dw.download()?,
+        })
+    }
+
+    /// The forward's arguments.
+    pub fn forward_args(&self) -> GatedForwardArgs {
+        GatedForwardArgs {
+            x: self.matrix(&*self.inputs[1]),
+            z: self.matrix(&*self.inputs[2]),
+            w: self.weight(),
+            y: self.matrix(&*self.y.buffer),
+            rstd: Some(self.rstd()),
         }
+    }
+
+    /// The backward's arguments; `kept` says whether the forward's rstd is among them.
+    pub fn backward_args(&self, kept: bool) -> GatedBackwardArgs {
         let dw = VectorView::f32(self.dw.buffer.address(), self.op.hidden());
-        let args = GatedBackwardArgs {
+        GatedBackwardArgs {
             dy: self.matrix(&*self.inputs[0]),
             x: self.matrix(&*self.inputs[1]),
             z: self.matrix(&*self.inputs[2]),
@@ -295,19 +339,11 @@ impl<'a> Execution<'a> {
                 address: self.workspace.buffer.address(),
                 bytes: self.workspace_bytes,
             },
-        };
-        // SAFETY: as in `forward`.
-        unsafe { self.device.backend().gated_backward(&self.op, &args)? };
-        self.device.synchronize()?;
-        self.workspace.look_behind()?;
-        Ok(GatedBackward {
-            dx: self.dx.download()?,
-            dz: self.dz.download()?,
-            dw: self.dw.download()?,
-        })
+        }
     }
 
-    fn overrun(&self) -> Vec<&'static str> {
+    /// The outputs behind whose end something was written in a run so far.
+    pub fn overrun(&self) -> Vec<&'static str> {
         let outputs = [
             &self.y,
             &self.rstd,

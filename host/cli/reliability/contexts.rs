@@ -2,6 +2,7 @@
 
 use super::finding::Findings;
 use super::planted::check;
+use super::shape::{Shape, norm_first, plain, residual};
 use super::{Opened, Stage, command, launches, process, streams};
 use crate::cli::bench_host::expected::{Golden, POISON, inputs, step};
 use crate::cli::check::execute::Execution;
@@ -16,8 +17,13 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(120);
 /// Slices of the launches that two processes run.
 const SLICES: u64 = 12;
-/// H, T and form, on each of two GPUs.
-const SHAPES: [(u64, u64, bool); 3] = [(4096, 96, false), (512, 700, true), (2048, 1200, false)];
+/// On each of two GPUs.
+const SHAPES: [Shape; 4] = [
+    plain(4096, 96),
+    residual(512, 700),
+    plain(2048, 1200),
+    norm_first(256, 1, 600),
+];
 
 /// Runs all three.
 pub fn run(device: &CudaDevice, stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {

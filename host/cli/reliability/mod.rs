@@ -15,6 +15,7 @@ mod process;
 mod record;
 mod repeats;
 mod sanitizer;
+mod shape;
 mod streams;
 
 use super::error::{CliError, Result};

@@ -2,27 +2,43 @@
 //! compared.
 
 use super::finding::Findings;
+use super::shape::{Form, GatedSet, Shape, gate_first, norm_first, plain, residual};
 use super::{Stage, Where};
 use crate::cli::bench_host::expected::inputs;
 use crate::cli::device::{Buffer, Device};
 use crate::cli::error::{CliError, Result};
+use cake_rmsnorm::backend::Backend;
+use cake_rmsnorm::gated::{GatedBackwardArgs, GatedRmsNorm, HeadsView};
 use cake_rmsnorm::golden::{backward_slices, forward_slices};
 use cake_rmsnorm::plan::Views;
-use cake_rmsnorm::{BackwardArgs, Dtype, RmsNorm, RowsView, VectorView, Workspace};
+use cake_rmsnorm::{BackwardArgs, Dtype, RmsNorm, RowsView, Update, VectorView, Workspace};
 
-/// H, T, form, and backwards: one launch, warp and reduce, block and reduce, wide and reduce.
-const SHAPES: [(u64, u64, bool, u64); 8] = [
-    (4096, 96, false, 250_000),
-    (512, 300, true, 200_000),
-    (256, 600, false, 200_000),
-    (512, 700, true, 150_000),
-    (1024, 1030, false, 100_000),
-    (2048, 1030, false, 60_000),
-    (4096, 1030, true, 30_000),
-    (8200, 1030, false, 10_000),
+/// Shapes and backwards: one launch, warp and reduce, block and reduce, wide and reduce; a million
+/// of the plain and the residual form.
+const SHAPES: [(Shape, u64); 16] = [
+    (plain(4096, 96), 250_000),
+    (residual(512, 300), 200_000),
+    (plain(256, 600), 200_000),
+    (residual(512, 700), 150_000),
+    (plain(1024, 1030), 100_000),
+    (plain(2048, 1030), 60_000),
+    (residual(4096, 1030), 30_000),
+    (plain(8200, 1030), 10_000),
+    (norm_first(128, 1, 300), 100_000),
+    (gate_first(256, 2, 600), 100_000),
+    (norm_first(64, 1, 16_400), 30_000),
+    (gate_first(128, 1, 16_400), 20_000),
+    (gate_first(512, 1, 1030), 20_000),
+    (norm_first(4096, 1, 300), 20_000),
+    (gate_first(8192, 1, 520), 10_000),
+    (norm_first(16_384, 2, 96), 10_000),
 ];
 /// Under the simulator.
-const SMALL_SHAPES: [(u64, u64, bool, u64); 2] = [(264, 5, false, 8), (64, 520, true, 8)];
+const SMALL_SHAPES: [(Shape, u64); 3] = [
+    (plain(264, 5), 8),
+    (residual(64, 520), 8),
+    (gate_first(128, 2, 9), 8),
+];
 /// Different inputs.
 const SETS: usize = 4;
 /// Backwards in a row, each with outputs of its own; even, for two places of inputs take turns.
@@ -39,14 +55,14 @@ pub fn run(stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
     };
     let run = if stage.opened.is_gpu() { RUN } else { 4 };
     let runs_of = |count| stage.count(count, count).div_ceil(run as u64);
-    let all = shapes.iter().map(|(.., count)| runs_of(*count));
+    let all = shapes.iter().map(|(_, count)| runs_of(*count));
     stage.progress.expect(all.sum());
-    let mut total = 0;
-    for &(hidden, rows, residual, count) in shapes {
+    let (mut ordinary, mut gated) = (0, 0);
+    for &(shape, count) in shapes {
         let runs = runs_of(count);
-        stage.progress.stage(format!("H {hidden}, T {rows}"));
+        stage.progress.stage(shape.to_string());
         let device = stage.opened.stream()?;
-        let mut repeats = Repeats::new(&*device, hidden, rows, residual, run)?;
+        let mut repeats = Repeats::new(&*device, shape, run)?;
         let mut failures = Vec::new();
         if !repeats.notices()? {
             failures.push("the comparison notices no difference".to_owned());
@@ -66,11 +82,14 @@ pub fn run(stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
             failures.push("other bits at the end".to_owned());
         }
         let backwards = runs * run as u64;
-        total += backwards;
+        match shape.form {
+            Form::Gated { .. } => gated += backwards,
+            Form::Plain | Form::Residual => ordinary += backwards,
+        }
         findings.judge(
             &format!(
-                "H {hidden}, T {rows}, residual {residual}: backwards in runs of {run} on one \
-                 workspace of {} bytes, inputs changed before each run, every output compared",
+                "{shape}: backwards in runs of {run} on one workspace of {} bytes, inputs changed \
+                 before each run, every output compared",
                 repeats.workspace_bytes,
             ),
             [
@@ -80,40 +99,194 @@ pub fn run(stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
             &failures,
         )?;
     }
-    findings.judge("all shapes", [("backwards", total)], &[])
+    let counts = [
+        ("backwards, plain and residual", ordinary),
+        ("backwards, gated", gated),
+    ];
+    findings.judge("all shapes", counts, &[])
 }
 
-/// Where things lie in a piece of memory.
+/// An operator.
 #[derive(Clone, Copy)]
-struct Inputs {
-    dy: u64,
-    x: u64,
-    dh: u64,
-    rstd: u64,
-    w: u64,
+enum Operator {
+    Plain(RmsNorm),
+    Residual(RmsNorm),
+    Gated(GatedRmsNorm),
+}
+
+/// What a backward reads: dy, x, dh or z, rstd and w.
+const INPUTS: usize = 5;
+/// What it writes: dx, dz and dw.
+const OUTPUTS: usize = 3;
+
+/// Inputs of a backward, and its right outputs; empty where a form has none.
+struct Set {
+    inputs: [Vec<u8>; INPUTS],
+    outputs: [Vec<u8>; OUTPUTS],
+}
+
+fn bytes_of<T: bytemuck::NoUninit>(values: &[T]) -> Vec<u8> {
+    bytemuck::cast_slice(values).to_vec()
+}
+
+impl Operator {
+    fn new(shape: Shape) -> Result<Self> {
+        let ordinary = RmsNorm::new(shape.hidden, Dtype::F32, 1e-6);
+        Ok(match shape.form {
+            Form::Plain => Operator::Plain(ordinary?),
+            Form::Residual => Operator::Residual(ordinary?),
+            Form::Gated {
+                order,
+                groups,
+                weight,
+            } => Operator::Gated(GatedRmsNorm::with_groups(
+                order,
+                shape.hidden,
+                groups,
+                weight,
+                1e-6,
+            )?),
+        })
+    }
+
+    /// Loads its kernels: how many a backward launches, and the bytes of its workspace.
+    fn prepare(&self, backend: &dyn Backend, rows: u64) -> Result<(u64, u64)> {
+        let properties = backend.properties();
+        let (launches, bytes) = match self {
+            Operator::Plain(op) | Operator::Residual(op) => {
+                let residual = matches!(self, Operator::Residual(_));
+                backend.prepare(op, residual, Views::Ordinary)?;
+                let plan = op.backward_plan(rows, residual, properties)?;
+                ([plan.main, plan.reduce], plan.workspace_bytes)
+            }
+            Operator::Gated(op) => {
+                backend.prepare_gated(op)?;
+                let plan = op.backward_plan(rows, true, properties)?;
+                ([plan.main, plan.reduce], plan.workspace_bytes)
+            }
+        };
+        Ok((launches.iter().flatten().count() as u64, bytes))
+    }
+
+    fn set(&self, rows: u64, seed: u64) -> Result<Set> {
+        match self {
+            Operator::Plain(op) | Operator::Residual(op) => {
+                let residual = matches!(self, Operator::Residual(_));
+                let inputs = inputs(op.hidden(), rows, residual, seed)?;
+                let w = inputs.w.as_golden();
+                let forward = forward_slices(op, &inputs.x, inputs.residual.as_deref(), w)?;
+                let x = forward.h.as_deref().unwrap_or(&inputs.x);
+                let dh = inputs.dh.as_deref();
+                let backward = backward_slices(op, &inputs.dy, x, dh, w, &forward.rstd)?;
+                Ok(Set {
+                    inputs: [
+                        bytes_of(&inputs.dy),
+                        bytes_of(x),
+                        bytes_of(dh.unwrap_or_default()),
+                        bytes_of(&forward.rstd),
+                        inputs.w.as_bytes().to_vec(),
+                    ],
+                    outputs: [bytes_of(&backward.dx), Vec::new(), bytes_of(&backward.dw)],
+                })
+            }
+            Operator::Gated(op) => {
+                let set = GatedSet::new(op, rows, seed)?;
+                Ok(Set {
+                    inputs: [
+                        bytes_of(&set.inputs.dy),
+                        bytes_of(&set.inputs.x),
+                        bytes_of(&set.z),
+                        bytes_of(&set.forward.rstd),
+                        set.inputs.w.as_bytes().to_vec(),
+                    ],
+                    outputs: [
+                        bytes_of(&set.backward.dx),
+                        bytes_of(&set.backward.dz),
+                        bytes_of(&set.backward.dw),
+                    ],
+                })
+            }
+        }
+    }
+
+    /// Enqueues a backward from and to these addresses.
+    ///
+    /// # Safety
+    /// - The addresses are those of a set's parts in memory of the backend, which lives, and which
+    ///   nobody else uses, until the work has completed; so is the workspace's, of at least the
+    ///   plan's bytes.
+    unsafe fn backward(
+        &self,
+        backend: &dyn Backend,
+        rows: u64,
+        [dy, x, third, rstd, w]: [u64; INPUTS],
+        [dx, dz, dw]: [u64; OUTPUTS],
+        workspace: Workspace,
+    ) -> Result<()> {
+        match self {
+            Operator::Plain(op) | Operator::Residual(op) => {
+                let matrix = |address| RowsView::packed(address, rows, op.hidden());
+                let residual = matches!(self, Operator::Residual(_));
+                let args = BackwardArgs {
+                    dy: matrix(dy),
+                    x: matrix(x),
+                    dh: residual.then(|| matrix(third)),
+                    w: Some(VectorView::f32(w, op.hidden())),
+                    rstd: Some(VectorView::f32(rstd, rows)),
+                    dx: Some(matrix(dx)),
+                    dw: Some(VectorView::f32(dw, op.hidden()).into()),
+                    workspace,
+                };
+                // SAFETY: the caller's obligations.
+                unsafe { backend.backward(op, &args) }
+            }
+            Operator::Gated(op) => {
+                let matrix = |address| HeadsView::packed(address, rows, 1, op.hidden());
+                let args = GatedBackwardArgs {
+                    dy: matrix(dy),
+                    x: matrix(x),
+                    z: matrix(third),
+                    w: VectorView {
+                        address: w,
+                        dtype: op.weight(),
+                        len: op.hidden(),
+                    },
+                    rstd: Some(VectorView::f32(rstd, rows * op.groups())),
+                    dx: matrix(dx),
+                    dz: matrix(dz),
+                    dw: Some((VectorView::f32(dw, op.hidden()), Update::Overwrite)),
+                    workspace,
+                };
+                // SAFETY: the caller's obligations.
+                unsafe { backend.gated_backward(op, &args) }
+            }
+        }
+        .map_err(CliError::from)
+    }
 }
 
 /// An operator, its memory, and what it must write.
 struct Repeats<'a> {
     device: &'a dyn Device,
-    op: RmsNorm,
+    op: Operator,
     rows: u64,
-    residual: bool,
     run: usize,
     /// The inputs, set by set.
     sets: Vec<Box<dyn Buffer>>,
     /// Two places whose contents calls read.
     places: [Box<dyn Buffer>; 2],
-    offsets: Inputs,
+    /// Where in a place each input lies.
+    input_offsets: [u64; INPUTS],
     input_bytes: usize,
-    /// dx and dw of a run's backwards.
+    /// The outputs of a run's backwards.
     outputs: Box<dyn Buffer>,
     poison: Box<dyn Buffer>,
     /// What a run must write that begins with a set.
     expected: Vec<Box<dyn Buffer>>,
     golden: Vec<Vec<u8>>,
+    /// Bytes of a backward's outputs, and where among them each lies.
     slot: usize,
-    dw_offset: u64,
+    output_offsets: [u64; OUTPUTS],
     flag: Box<dyn Buffer>,
     workspace: Box<dyn Buffer>,
     workspace_bytes: u64,
@@ -121,57 +294,39 @@ struct Repeats<'a> {
     launches: u64,
 }
 
-/// Appends a part at a multiple of the alignment, and says where.
-fn append(bytes: &mut Vec<u8>, part: &[u8]) -> u64 {
-    bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0xff);
-    let at = bytes.len() as u64;
-    bytes.extend_from_slice(part);
-    at
+/// The parts after one another, each at a multiple of the alignment, and where they lie.
+fn lay_out<const N: usize>(parts: &[Vec<u8>; N]) -> (Vec<u8>, [u64; N]) {
+    let mut bytes = Vec::new();
+    let offsets = parts.each_ref().map(|part| {
+        let at = bytes.len() as u64;
+        bytes.extend_from_slice(part);
+        bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0xff);
+        at
+    });
+    (bytes, offsets)
 }
 
 impl<'a> Repeats<'a> {
-    fn new(
-        device: &'a dyn Device,
-        hidden: u64,
-        rows: u64,
-        residual: bool,
-        run: usize,
-    ) -> Result<Self> {
-        let op = RmsNorm::new(hidden, Dtype::F32, 1e-6)?;
-        device.backend().prepare(&op, residual, Views::Ordinary)?;
-        let plan = op.backward_plan(rows, residual, device.backend().properties())?;
+    fn new(device: &'a dyn Device, shape: Shape, run: usize) -> Result<Self> {
+        let (op, rows) = (Operator::new(shape)?, shape.rows);
+        let (launches, workspace_bytes) = op.prepare(device.backend(), rows)?;
         let upload = |name, bytes: &[u8]| -> Result<Box<dyn Buffer>> {
             let mut buffer = device.alloc(name, bytes.len())?;
             buffer.write(bytes)?;
             Ok(buffer)
         };
         let (mut sets, mut slots) = (Vec::new(), Vec::new());
-        let (mut offsets, mut input_bytes, mut dw_offset) = (None, 0, 0);
+        let (mut input_bytes, mut input_offsets) = (0, [0; INPUTS]);
+        let mut output_offsets = [0; OUTPUTS];
         for seed in 0..SETS as u64 {
-            let inputs = inputs(hidden, rows, residual, 1000 + seed)?;
-            let w = inputs.w.as_golden();
-            let forward = forward_slices(&op, &inputs.x, inputs.residual.as_deref(), w)?;
-            let x = forward.h.as_deref().unwrap_or(&inputs.x);
-            let dh = inputs.dh.as_deref();
-            let backward = backward_slices(&op, &inputs.dy, x, dh, w, &forward.rstd)?;
-            let mut bytes = Vec::new();
-            offsets = Some(Inputs {
-                dy: append(&mut bytes, bytemuck::cast_slice(&inputs.dy)),
-                x: append(&mut bytes, bytemuck::cast_slice(x)),
-                dh: append(&mut bytes, bytemuck::cast_slice(dh.unwrap_or_default())),
-                rstd: append(&mut bytes, bytemuck::cast_slice(&forward.rstd)),
-                w: append(&mut bytes, inputs.w.as_bytes()),
-            });
-            append(&mut bytes, &[]);
-            input_bytes = bytes.len();
+            let set = op.set(rows, 1000 + seed)?;
+            let (bytes, offsets) = lay_out(&set.inputs);
+            (input_bytes, input_offsets) = (bytes.len(), offsets);
             sets.push(upload("inputs", &bytes)?);
-            let mut slot = Vec::new();
-            append(&mut slot, bytemuck::cast_slice(&backward.dx));
-            dw_offset = append(&mut slot, bytemuck::cast_slice(&backward.dw));
-            append(&mut slot, &[]);
+            let (slot, offsets) = lay_out(&set.outputs);
+            output_offsets = offsets;
             slots.push(slot);
         }
-        let offsets = offsets.unwrap_or_else(|| unreachable!("there are sets"));
         let slot = slots[0].len();
         let golden: Vec<Vec<u8>> = (0..SETS)
             .map(|set| {
@@ -183,28 +338,27 @@ impl<'a> Repeats<'a> {
         let expected = golden.iter().map(|bytes| upload("expected", bytes));
         let expected = expected.collect::<Result<Vec<_>>>()?;
         let nothing = vec![0xff; input_bytes];
-        let mut workspace = device.alloc("workspace", plan.workspace_bytes as usize)?;
+        let mut workspace = device.alloc("workspace", workspace_bytes as usize)?;
         workspace.poison(0xff)?;
         Ok(Self {
             device,
             op,
             rows,
-            residual,
             run,
             sets,
             places: [upload("inputs", &nothing)?, upload("inputs", &nothing)?],
-            offsets,
+            input_offsets,
             input_bytes,
             outputs: upload("outputs", &vec![0xff; slot * run])?,
             poison: upload("poison", &vec![0xff; slot * run])?,
             expected,
             golden,
             slot,
-            dw_offset,
+            output_offsets,
             flag: upload("flag", &[0; 16])?,
             workspace,
-            workspace_bytes: plan.workspace_bytes,
-            launches: [plan.main, plan.reduce].iter().flatten().count() as u64,
+            workspace_bytes,
+            launches,
         })
     }
 
@@ -243,22 +397,19 @@ impl<'a> Repeats<'a> {
             device.copy(&mut **buffer, &**set, self.input_bytes)?;
         }
         device.copy(&mut **outputs, &**poison, bytes)?;
+        let workspace = Workspace {
+            address: self.workspace.address(),
+            bytes: self.workspace_bytes,
+        };
         for call in 0..self.run {
-            let args = args(
-                (&self.op, self.rows, self.residual),
-                (places[call % 2].address(), self.offsets),
-                (
-                    outputs.address() + (call * self.slot) as u64,
-                    self.dw_offset,
-                ),
-                Workspace {
-                    address: self.workspace.address(),
-                    bytes: self.workspace_bytes,
-                },
-            );
-            // SAFETY: the views lie in live buffers of the device, whose work on them follows one
-            // after the other on one stream, and which is waited for before they go.
-            unsafe { device.backend().backward(&self.op, &args) }.map_err(CliError::from)?;
+            let (from, to) = (places[call % 2].address(), outputs.address());
+            let to = to + (call * self.slot) as u64;
+            let inputs = self.input_offsets.map(|at| from + at);
+            let outputs = self.output_offsets.map(|at| to + at);
+            let backend = device.backend();
+            // SAFETY: the addresses are those of live buffers of the device, whose work on them
+            // follows one after the other on one stream, and which is waited for before they go.
+            unsafe { (self.op).backward(backend, self.rows, inputs, outputs, workspace)? };
         }
         device.compare(&**outputs, &*expected[index % SETS], bytes, &mut **flag)
     }
@@ -276,25 +427,5 @@ impl<'a> Repeats<'a> {
         let mut bytes = vec![0; self.slot * self.run];
         self.outputs.read(&mut bytes)?;
         Ok(bytes == self.golden[index % SETS])
-    }
-}
-
-/// A backward of inputs at an address, to an address.
-fn args(
-    (op, rows, residual): (&RmsNorm, u64, bool),
-    (from, offsets): (u64, Inputs),
-    (to, dw): (u64, u64),
-    workspace: Workspace,
-) -> BackwardArgs {
-    let matrix = |address| RowsView::packed(address, rows, op.hidden());
-    BackwardArgs {
-        dy: matrix(from + offsets.dy),
-        x: matrix(from + offsets.x),
-        dh: residual.then(|| matrix(from + offsets.dh)),
-        w: Some(VectorView::f32(from + offsets.w, op.hidden())),
-        rstd: Some(VectorView::f32(from + offsets.rstd, rows)),
-        dx: Some(matrix(to)),
-        dw: Some(VectorView::f32(to + dw, op.hidden()).into()),
-        workspace,
     }
 }

@@ -3,6 +3,8 @@
 #[cfg(feature = "cuda")]
 pub mod faults;
 mod log;
+#[cfg(any(feature = "cuda", test))]
+mod program;
 #[cfg(feature = "cuda")]
 mod run;
 

@@ -1,27 +1,29 @@
 //! A stream and a workspace a thread, different shapes at once.
 
 use super::finding::Findings;
+use super::shape::{Sets, Shape, Steps, gate_first, norm_first, plain, residual};
 use super::{Opened, Stage, Where};
-use crate::cli::bench_host::expected::{POISON, SETS, sets, step};
-use crate::cli::check::execute::Execution;
 use crate::cli::error::Result;
-use cake_rmsnorm::{Dtype, RmsNorm};
 use std::sync::Barrier;
 use std::thread;
 
-/// H, T and form: every program of a backward, with and without a workspace.
-const SHAPES: [(u64, u64, bool); 8] = [
-    (4096, 96, false),
-    (512, 600, false),
-    (512, 600, true),
-    (1536, 1030, true),
-    (256, 4100, false),
-    (2048, 1200, false),
-    (8200, 1030, true),
-    (128, 7, true),
+/// Every family of programs of a backward, with and without a workspace.
+const SHAPES: [Shape; 12] = [
+    plain(4096, 96),
+    plain(512, 600),
+    residual(512, 600),
+    residual(1536, 1030),
+    plain(256, 4100),
+    plain(2048, 1200),
+    residual(8200, 1030),
+    residual(128, 7),
+    norm_first(128, 1, 16_400),
+    gate_first(256, 2, 600),
+    gate_first(4096, 1, 300),
+    norm_first(8192, 1, 520),
 ];
 /// Under the simulator.
-const SMALL_SHAPES: [(u64, u64, bool); 2] = [(64, 520, false), (264, 5, true)];
+const SMALL_SHAPES: [Shape; 3] = [plain(64, 520), residual(264, 5), gate_first(128, 2, 9)];
 /// Steps in a row of a round.
 const STEPS: u64 = 10;
 
@@ -47,12 +49,7 @@ pub fn run(stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
 }
 
 /// The shapes at once: rounds that ran, and what is wrong with them.
-pub fn at_once(
-    opened: &Opened,
-    shapes: &[(u64, u64, bool)],
-    rounds: u64,
-    steps: u64,
-) -> (u64, Vec<String>) {
+pub fn at_once(opened: &Opened, shapes: &[Shape], rounds: u64, steps: u64) -> (u64, Vec<String>) {
     let together = Barrier::new(shapes.len());
     let results: Vec<Result<u64>> = thread::scope(|scope| {
         let threads = shapes.iter().zip(1..).map(|(&shape, seed)| {
@@ -64,8 +61,7 @@ pub fn at_once(
         join.map(|joined| joined.unwrap_or(Ok(rounds))).collect()
     });
     let (mut ran, mut failures) = (0, Vec::new());
-    for ((hidden, rows, residual), result) in shapes.iter().zip(results) {
-        let shape = format!("H {hidden}, T {rows}, residual {residual}");
+    for (shape, result) in shapes.iter().zip(results) {
         match result {
             Ok(0) => {}
             Ok(wrong) => failures.push(format!("{shape}: {wrong} rounds with other bits")),
@@ -79,30 +75,26 @@ pub fn at_once(
 /// Rounds of steps on a stream of its own: how many of them have other bits than golden.
 fn on_a_stream(
     opened: &Opened,
-    (hidden, rows, residual): (u64, u64, bool),
+    shape: Shape,
     seed: u64,
     together: &Barrier,
     rounds: u64,
     steps: u64,
 ) -> Result<u64> {
-    let op = RmsNorm::new(hidden, Dtype::F32, 1e-6)?;
-    let made = sets(&op, rows, residual, 100 * seed).and_then(|sets| Ok((opened.stream()?, sets)));
+    let made = Sets::new(shape, 100 * seed).and_then(|sets| Ok((opened.stream()?, sets)));
     // All wait, also for one that has nothing to run.
     together.wait();
     let (device, sets) = made?;
-    let mut execution = Execution::new(&*device, op, &sets[0].0)?;
-    let step = step(&execution);
+    let mut execution = Steps::new(&*device, &sets)?;
     let mut wrong = 0;
     for round in 0..rounds {
-        let (inputs, golden) = &sets[(round % SETS) as usize];
-        execution.replace_inputs(inputs)?;
-        execution.poison(POISON)?;
+        execution.begin(round)?;
         for _ in 0..steps {
             // SAFETY: the buffers live, and nobody else uses them until the work has completed.
-            unsafe { step.enqueue(&op, device.backend())? };
+            unsafe { execution.enqueue(device.backend())? };
         }
         device.synchronize()?;
-        wrong += u64::from(!golden.is(&mut execution)?);
+        wrong += u64::from(!execution.is_golden(round)?);
     }
     Ok(wrong)
 }

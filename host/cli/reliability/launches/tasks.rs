@@ -49,18 +49,25 @@ pub enum Task {
     Bench,
 }
 
-/// H and T of steps: the width of every program, ragged ones, few rows and as many as go around a
-/// ring.
-const STEPS: [(u64, u64); 18] = [
+/// H and T of steps, the narrowest first: every class of widths that programs are made for, ragged
+/// ones, few rows and as many as go around a ring.
+const STEPS: [(u64, u64); 26] = [
     (8, 5),
     (256, 37),
     (264, 9),
     (512, 37),
+    (520, 21),
+    (1024, 37),
     (1032, 21),
     (2048, 37),
+    (2056, 21),
     (4096, 21),
+    (4104, 13),
     (5128, 13),
+    (5632, 13),
+    (5640, 7),
     (6144, 7),
+    (6152, 7),
     (8192, 13),
     (8200, 7),
     (16_384, 13),
@@ -68,6 +75,7 @@ const STEPS: [(u64, u64); 18] = [
     (40_000, 2),
     (256, 530),
     (512, 530),
+    (1024, 130),
     (2056, 70),
     (4104, 70),
 ];
@@ -283,7 +291,8 @@ impl Task {
                 // General kernels alone take other matrices than BF16.
                 let mut cases = cases(seed, count).map(|(_, case)| case);
                 let general = cases.any(|case| case.rows > 0 && case.input != Dtype::Bf16);
-                let names = ["general_forward", "general_backward"];
+                let programs = [Program::GeneralForward, Program::GeneralBackward];
+                let names = programs.map(|program| kernel(program).name);
                 return Ok(names.into_iter().filter(|_| general).collect());
             }
             Task::Bench => {

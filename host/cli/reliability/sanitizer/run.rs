@@ -1,13 +1,14 @@
 //! The processes under compute-sanitizer.
 
+use super::program::{Sanitizer, not_started};
 use super::{Coverage, FAULT_JOB, Tool, log};
 use crate::cli::error::{CliError, Result};
 use crate::cli::reliability::finding::Findings;
 use crate::cli::reliability::launches::{self, Launched};
 use crate::cli::reliability::{Args, Opened, Stage, command, process};
 use cake_rmsnorm::kernels::KERNELS;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -18,11 +19,6 @@ const SLICES: usize = 12;
 const MOST_PROCESSES: usize = 12;
 /// A process that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(400);
-/// What compute-sanitizer exits with when it found something.
-const FOUND: i32 = 86;
-/// The first port by which compute-sanitizer and its process talk, and how many each pair has.
-const FIRST_PORT: usize = 49_152;
-const PORTS: usize = 16;
 
 /// A process to run.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +36,8 @@ struct Outcome {
     /// What the tool found.
     problems: Option<u64>,
     failures: Vec<String>,
+    /// Why the tool did not start.
+    not_started: Option<String>,
     /// What the log says first.
     excerpt: String,
 }
@@ -48,6 +46,10 @@ struct Outcome {
 pub fn run(sanitizer: &Path, stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
     let Opened::Cuda(device) = stage.opened else {
         return Ok(());
+    };
+    let sanitizer = match Sanitizer::ask(sanitizer) {
+        Ok(sanitizer) => sanitizer,
+        Err(reason) => return findings.fail("all of it", [], reason),
     };
     let gpu = device.cuda().device();
     let (major, minor) = gpu.properties().compute_capability;
@@ -62,9 +64,11 @@ pub fn run(sanitizer: &Path, stage: &Stage<'_>, findings: &mut Findings<'_>) -> 
             slices.map(move |job| (tool, job))
         })
         .collect();
-    let outcomes = run_jobs(sanitizer, &jobs, stage)?;
+    let outcomes = run_jobs(&sanitizer, &jobs, stage)?;
     for tool in Tool::ALL {
         let (mut failures, mut processes, mut problems) = (Vec::new(), Vec::new(), 0);
+        // One reason for many processes is told once.
+        let mut not_started: BTreeMap<&str, u64> = BTreeMap::new();
         let mut planted = None;
         for ((of, job), outcome) in &outcomes {
             match job {
@@ -73,6 +77,9 @@ pub fn run(sanitizer: &Path, stage: &Stage<'_>, findings: &mut Findings<'_>) -> 
                 Job::Slice(slice) => {
                     let said = outcome.failures.iter();
                     failures.extend(said.map(|failure| format!("slice {slice}: {failure}")));
+                    if let Some(reason) = &outcome.not_started {
+                        *not_started.entry(reason).or_default() += 1;
+                    }
                     problems += outcome.problems.unwrap_or(0);
                     processes.push(&outcome.launched);
                 }
@@ -80,7 +87,11 @@ pub fn run(sanitizer: &Path, stage: &Stage<'_>, findings: &mut Findings<'_>) -> 
         }
         let tasks = processes.iter().map(|it| it.tasks).sum();
         let coverage = Coverage::new(KERNELS, sm, &processes);
-        if !coverage.missing.is_empty() {
+        let refused = not_started.iter();
+        failures.extend(refused.map(|(reason, times)| format!("{times} processes: {reason}")));
+        if coverage.launched == 0 {
+            failures.push("no kernel was launched".to_owned());
+        } else if !coverage.missing.is_empty() {
             failures.push(format!("not launched: {}", coverage.missing.join(", ")));
         }
         let unlaunchable = coverage.unlaunchable.len() as u64;
@@ -99,7 +110,8 @@ pub fn run(sanitizer: &Path, stage: &Stage<'_>, findings: &mut Findings<'_>) -> 
         )?;
         if let Some(planted) = planted {
             let found = planted.problems.unwrap_or(0);
-            let missed = format!("{name} found nothing: {}", planted.excerpt);
+            let why = planted.not_started.as_ref().unwrap_or(&planted.excerpt);
+            let missed = format!("{name} found nothing: {why}");
             findings.judge(
                 &format!("{name} over a kernel with a planted fault, which it must find"),
                 [("found", found)],
@@ -112,7 +124,7 @@ pub fn run(sanitizer: &Path, stage: &Stage<'_>, findings: &mut Findings<'_>) -> 
 
 /// All jobs, a few at a time.
 fn run_jobs(
-    sanitizer: &Path,
+    sanitizer: &Sanitizer,
     jobs: &[(Tool, Job)],
     stage: &Stage<'_>,
 ) -> Result<Vec<((Tool, Job), Outcome)>> {
@@ -152,25 +164,14 @@ fn run_jobs(
 }
 
 fn run_one(
-    sanitizer: &Path,
+    sanitizer: &Sanitizer,
     args: &Args,
     (tool, job): (Tool, Job),
     index: usize,
     folder: &Path,
 ) -> Result<Outcome> {
     let log_path = folder.join(format!("{}-{index}.log", tool.name()));
-    let mut process = Command::new(sanitizer);
-    process
-        .args([
-            "--tool",
-            tool.name(),
-            "--error-exitcode",
-            &FOUND.to_string(),
-        ])
-        .args(["--launch-timeout", "120", "--base-port"])
-        .arg((FIRST_PORT + PORTS * index).to_string())
-        .arg("--log-file")
-        .arg(&log_path);
+    let mut process = sanitizer.command(tool, index, &log_path);
     let name = match job {
         Job::Slice(_) => launches::JOB,
         Job::Fault => FAULT_JOB,
@@ -193,9 +194,10 @@ fn run_one(
     let mut outcome = Outcome {
         problems: log::problems(tool, &log),
         excerpt: log::excerpt(&log),
+        not_started: not_started(&ended, &log),
         ..Outcome::default()
     };
-    if let Job::Slice(_) = job {
+    if matches!(job, Job::Slice(_)) && outcome.not_started.is_none() {
         judge(&ended, &mut outcome);
     }
     Ok(outcome)
