@@ -68,12 +68,14 @@ def test_structs_have_the_sizes_of_the_library():
     # Each would be refused otherwise.
     op = lib.Operator(8, lib.F32, lib.F32, 0.0, 0.0)
     gated = lib.GatedOperator(8, 1, lib.F32, lib.NORM_FIRST, 0.0)
-    for status in (
-        op.forward(lib.CPU, None, lib.Forward()),
-        op.backward(lib.CPU, None, lib.Backward()),
-        gated.forward(lib.CPU, None, lib.GatedForward()),
-        gated.backward(lib.CPU, None, lib.GatedBackward()),
+    for function, args in (
+        (op.forward, lib.Forward()),
+        (op.backward, lib.Backward()),
+        (gated.forward, lib.GatedForward()),
+        (gated.backward, lib.GatedBackward()),
     ):
+        # The message is the last call's.
+        status = function(lib.CPU, None, args)
         message = lib.library.cake_rmsnorm_last_error().decode()
         assert status == lib.OK or "struct_size" not in message, message
     args, _ = call(struct_size=7)

@@ -79,7 +79,9 @@ pub fn run(args: &Args) -> Result<(), Error> {
     let list = data::load(root)?;
     let record = Record::open(&args.record, args.resume, &list)?;
     let entries = list.breakages.into_iter();
-    let entries: Vec<Breakage> = entries.filter(|it| it.mentions(&args.only)).collect();
+    let mut entries: Vec<Breakage> = entries.filter(|it| it.mentions(&args.only)).collect();
+    // What a crate is built on changes last, and once: mending it builds all of it again.
+    entries.sort_by_key(|entry| suite::depth(&entry.file));
     let scratch = Scratch::new(root, &workspace::target().join("breakages"))?;
     let mut session = Session {
         runner: Runner::new(&scratch, root.join(&args.python)),
@@ -87,11 +89,11 @@ pub fn run(args: &Args) -> Result<(), Error> {
         record,
         unexpected: 0,
     };
-    session.unbroken(&entries)?;
     for (done, entry) in entries.iter().enumerate() {
         println!("{} of {}: {}", done + 1, entries.len(), entry.file);
         session.broken(entry)?;
     }
+    session.unbroken(&entries)?;
     match session.unexpected {
         0 => Ok(()),
         count => Err(Error::Unexpected(count)),

@@ -55,6 +55,13 @@ impl Suite {
     }
 }
 
+/// How many crates are built anew when a file changes: few, or more.
+pub fn depth(file: &str) -> usize {
+    let deep = ["kernels-gpu/", "simt/"];
+    let found = deep.iter().position(|folder| file.starts_with(folder));
+    found.map_or(0, |place| 1 + place)
+}
+
 fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
 }
