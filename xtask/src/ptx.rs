@@ -34,6 +34,10 @@ pub struct Args {
     /// Folder of libnvvm.so, for --rust-cuda.
     #[arg(long, value_name = "DIR", requires = "rust_cuda")]
     libnvvm: Option<PathBuf>,
+    /// Compile these modules alone, for the newest target they have: for quick trials. The PTX
+    /// stays stale until everything is built.
+    #[arg(long, value_name = "MODULE", value_delimiter = ',', conflicts_with_all = ["check", "rust_cuda"])]
+    only: Vec<String>,
 }
 
 /// Why the PTX could not be built or is not what it should be.
@@ -59,6 +63,14 @@ pub enum Error {
     /// The entries are not the contracts'.
     #[error(transparent)]
     Entries(#[from] postprocess::Error),
+    /// `--only` names no module.
+    #[error("--only {name}: there is no such module; there are {}", .modules.join(", "))]
+    NoModule {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        modules: Vec<&'static str>,
+    },
     /// The check found differences.
     #[error("the committed PTX is not fresh:\n{}\nbuild it with `cargo xtask ptx`", .0.join("\n"))]
     Stale(Vec<String>),
@@ -85,15 +97,20 @@ pub fn run(args: &Args) -> Result<(), Error> {
     let build = workspace::target().join("ptx");
     let (compiler, modules, out) = if let Some(backend) = &args.rust_cuda {
         let backend = rust_cuda::Backend::find(backend, args.libnvvm.as_deref())?;
-        let modules = build_all(|module, target| Ok(backend.compile(&build, module, target)?))?;
+        let compile = |module: &str, target| Ok(backend.compile(&build, module, target)?);
+        let modules = build_all(&[], compile)?;
         (backend.description(), modules, build.join("rust-cuda"))
     } else {
         let toolchain = Toolchain::find(args.compiler)?;
-        let modules = build_with(&toolchain, &build)?;
+        let modules = build_with(&toolchain, &build, &args.only)?;
         (toolchain.version, modules, workspace::ptx())
     };
     let out = args.out.clone().unwrap_or(out);
-    write(&out, compiler, &modules)?;
+    if args.only.is_empty() {
+        write(&out, compiler, &modules)?;
+    } else {
+        write_some(&out, &modules)?;
+    }
     println!("{} files in {}", modules.len(), out.display());
     Ok(())
 }
@@ -111,7 +128,8 @@ fn jobs(kernels: &[Kernel]) -> impl Iterator<Item = (&'static str, Target)> {
     })
 }
 
-fn build_with(toolchain: &Toolchain, build: &Path) -> Result<Vec<Built>, Error> {
+/// Compiles the modules named in `only`, or all.
+fn build_with(toolchain: &Toolchain, build: &Path, only: &[String]) -> Result<Vec<Built>, Error> {
     let root = workspace::root();
     // Compilers do not share a build folder: each would rebuild `core` after the other.
     let build = build.join(if toolchain.bootstrap {
@@ -119,7 +137,7 @@ fn build_with(toolchain: &Toolchain, build: &Path) -> Result<Vec<Built>, Error> 
     } else {
         "nightly"
     });
-    build_all(|module, target| {
+    build_all(only, |module, target| {
         Ok(Job {
             toolchain,
             root,
@@ -131,16 +149,37 @@ fn build_with(toolchain: &Toolchain, build: &Path) -> Result<Vec<Built>, Error> 
     })
 }
 
-/// Compiles every module for every target, the targets side by side.
+/// Compiles every module for every target, the targets side by side; of modules named in `only`
+/// the newest target alone.
 fn build_all(
+    only: &[String],
     compile: impl Fn(&str, Target) -> Result<String, Error> + Sync,
 ) -> Result<Vec<Built>, Error> {
+    let all: Vec<_> = jobs(KERNELS).collect();
+    if let Some(unknown) = only
+        .iter()
+        .find(|name| all.iter().all(|job| job.0 != *name))
+    {
+        let mut modules: Vec<_> = all.iter().map(|job| job.0).collect();
+        modules.dedup();
+        return Err(Error::NoModule {
+            name: unknown.clone(),
+            modules,
+        });
+    }
+    let newest = |module: &str| {
+        let targets = all.iter().filter(|job| job.0 == module).map(|job| job.1.sm);
+        targets.max()
+    };
+    let wanted = |module: &str, target: Target| {
+        only.is_empty()
+            || only.iter().any(|name| name == module) && newest(module) == Some(target.sm)
+    };
     let build = |target: &Target| -> Result<Vec<Built>, Error> {
-        let only = std::env::var("DEV_ONLY").unwrap_or_default();
-        let jobs = jobs(KERNELS)
-            .filter(|(_, of)| of == target)
-            .filter(|(m, t)| only.is_empty() || (only.split(',').any(|o| o == *m) && t.sm == 90));
-        jobs.map(|(module, target)| {
+        let jobs = all
+            .iter()
+            .filter(|(module, of)| of == target && wanted(module, *of));
+        jobs.map(|&(module, target)| {
             let raw = compile(module, target)?;
             let text = postprocess::finish(&raw, module, target, KERNELS)?;
             Ok(Built {
@@ -177,30 +216,6 @@ impl Built {
 /// Writes the files and the manifest, and removes PTX that no longer belongs there.
 fn write(folder: &Path, compiler: String, modules: &[Built]) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(|source| io_error(folder, source))?;
-    if std::env::var("DEV_ONLY").is_ok() {
-        let old = Manifest::read(folder).unwrap();
-        let mut mods = old.modules;
-        for built in modules {
-            fs::write(folder.join(built.file()), &built.text).unwrap();
-            let e = entry(built);
-            match mods.iter_mut().find(|m| m.file == e.file) {
-                Some(m) => *m = e,
-                None => mods.push(e),
-            }
-        }
-        let manifest = Manifest {
-            sources: source_hash()?,
-            compiler,
-            flags: manifest::flags(),
-            modules: mods,
-        };
-        fs::write(
-            folder.join(manifest::FILE),
-            serde_json::to_string_pretty(&manifest).unwrap() + "\n",
-        )
-        .unwrap();
-        return Ok(());
-    }
     for file in ptx_files(folder)? {
         if !modules.iter().any(|built| built.file() == file) {
             let path = folder.join(file);
@@ -217,10 +232,29 @@ fn write(folder: &Path, compiler: String, modules: &[Built]) -> Result<(), Error
         flags: manifest::flags(),
         modules: modules.iter().map(entry).collect(),
     };
+    write_manifest(&folder.join(manifest::FILE), &manifest)
+}
+
+/// Writes some of the files, which are then what the manifest says of them; that the others may not
+/// fit the sources it still tells.
+fn write_some(folder: &Path, modules: &[Built]) -> Result<(), Error> {
     let path = folder.join(manifest::FILE);
-    let text = serde_json::to_string_pretty(&manifest).map_err(io::Error::from);
-    let write = text.and_then(|text| fs::write(&path, text + "\n"));
-    write.map_err(|source| io_error(&path, source))
+    let mut manifest = Manifest::read(folder).map_err(|source| io_error(&path, source))?;
+    for built in modules {
+        let file = folder.join(built.file());
+        fs::write(&file, &built.text).map_err(|source| io_error(&file, source))?;
+        let listed = manifest.modules.iter_mut();
+        for module in listed.filter(|module| module.file == built.file()) {
+            *module = entry(built);
+        }
+    }
+    write_manifest(&path, &manifest)
+}
+
+fn write_manifest(path: &Path, manifest: &Manifest) -> Result<(), Error> {
+    let text = serde_json::to_string_pretty(manifest).map_err(io::Error::from);
+    let write = text.and_then(|text| fs::write(path, text + "\n"));
+    write.map_err(|source| io_error(path, source))
 }
 
 fn entry(built: &Built) -> manifest::Module {
@@ -262,7 +296,7 @@ fn check() -> Result<(), Error> {
         Some(toolchain) => {
             let build =
                 tempfile::tempdir().map_err(|source| io_error(Path::new("temp"), source))?;
-            let modules = build_with(toolchain, build.path())?;
+            let modules = build_with(toolchain, build.path(), &[])?;
             problems.extend(
                 modules
                     .iter()
