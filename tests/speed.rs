@@ -25,7 +25,7 @@ impl Backward {
         let plan = op.backward_plan(ROWS, false, sim.properties());
         let plan = plan.expect("a plan");
         let kernel = plan.main.expect("a launch").kernel;
-        assert_eq!(kernel.name, "backward_block_f32_v2r1s3");
+        assert_eq!(kernel.name, "backward_block_f32_v2r1");
         let mut memory = Vec::new();
         let mut alloc = |name: &str, bytes: u64, contents: Option<&[u8]>| {
             let buffer = sim.alloc(name, bytes as usize);

@@ -238,20 +238,19 @@ pub(super) const BACKWARD: &[Route] = &[
     // One launch, in the window up to which its column tasks have a leaf a position, and their second
     // read comes from L2.
     total(2048, SPLIT_SMALL_BLOCK_MAX_ROWS, backward_split(1, 8)),
-    total(4096, SPLIT_SMALL_BLOCK_MAX_ROWS, backward_split(2, 8)),
-    total(1024, leaf::window_rows(1024), backward_split(1, 16)),
+    wider(2048, total(4096, 256, backward_split(2, 8))),
+    total(256, leaf::window_rows(256), backward_split(1, 16)),
+    wider(256, total(1024, leaf::window_rows(1024), backward_split(1, 16))),
     wider(1024, total(4096, leaf::window_rows(4096), backward_split(1, 16))),
     wider(1024, total(8192, leaf::window_rows(8192), backward_split(2, 16))),
     wider(1024, total(65_536, leaf::window_rows(65_536), BACKWARD_SPLIT_WIDE)),
     // One read.
     any(256, backward_warp(1, 4).warps(8).resident_threads(768)),
     any(512, backward_warp(2, 2).warps(4).resident_threads(256)),
-    any(4096, backward_block(3)),
-    // With a stage more, runs of these rows would have two leaves instead of four, and the workspace
-    // twice the nodes.
-    residual(wider(5632, any(6144, backward_block(3)))),
-    any(6144, backward_block(4)),
-    any(8192, backward_block(2)),
+    // Rows that leave room for one group alone: it takes two rows at a time.
+    plain(wider(4096, any(6144, backward_block(2)))),
+    residual(wider(4096, any(5632, backward_block(2)))),
+    any(8192, backward_block(1)),
     any(16_384, Choice::of(Program::BackwardWide)),
     // Rows that are too wide, devices with too little shared memory.
     any(65_536, BACKWARD_SPLIT_WIDE),
@@ -312,12 +311,12 @@ const fn backward_warp(vectors: u32, stages: u32) -> Choice {
     })
 }
 
-/// As many groups as fit in 16 warps.
-const fn backward_block(stages: u32) -> Choice {
+/// As many groups as fit in 16 warps. Two stages: with more under way at once, memory is slower.
+const fn backward_block(rows: u32) -> Choice {
     Choice::of(Program::BackwardBlock {
         vectors: 2,
-        rows: 1,
-        stages,
+        rows,
+        stages: 2,
     })
     .warps(16)
 }

@@ -162,70 +162,64 @@ entries! { FORWARD, "forward_f32", "forward_bf16",
 
 entries! { BACKWARD, "backward_f32", "backward_bf16",
     Program::BackwardWarp { vectors: 1, stages: 4, grouped: false } => BackwardParams, warp::<W, 1, 4, TENSORS, false>, threads 256, blocks 3, {
-        backward_warp_f32_v1 [2, 5, 2, 5];
-        backward_warp_f32_v1_residual [2, 5, 2, 5];
-        backward_warp_bf16_v1 [2, 5, 1, 5];
-        backward_warp_bf16_v1_residual [2, 5, 1, 5];
+        backward_warp_f32_v1 [2, 6, 2, 6];
+        backward_warp_f32_v1_residual [2, 6, 2, 6];
+        backward_warp_bf16_v1 [2, 6, 1, 6];
+        backward_warp_bf16_v1_residual [2, 6, 1, 6];
     }
     Program::BackwardWarp { vectors: 1, stages: 4, grouped: true } => BackwardParams, warp::<W, 1, 4, TENSORS, true>, threads 256, blocks 3, {
-        backward_warp_grouped_f32_v1 [2, 5, 2, 5];
-        backward_warp_grouped_f32_v1_residual [2, 5, 2, 5];
-        backward_warp_grouped_bf16_v1 [2, 5, 1, 5];
-        backward_warp_grouped_bf16_v1_residual [2, 5, 1, 5];
+        backward_warp_grouped_f32_v1 [2, 6, 2, 6];
+        backward_warp_grouped_f32_v1_residual [2, 6, 2, 6];
+        backward_warp_grouped_bf16_v1 [2, 6, 1, 6];
+        backward_warp_grouped_bf16_v1_residual [2, 6, 1, 6];
     }
     Program::BackwardWarp { vectors: 2, stages: 2, grouped: false } => BackwardParams, warp::<W, 2, 2, TENSORS, false>, threads 128, blocks 2, {
-        backward_warp_f32_v2 [2, 6, 4, 10];
-        backward_warp_f32_v2_residual [2, 6, 4, 10];
-        backward_warp_bf16_v2 [2, 6, 2, 10];
-        backward_warp_bf16_v2_residual [2, 6, 2, 10];
+        backward_warp_f32_v2 [2, 7, 4, 12];
+        backward_warp_f32_v2_residual [2, 7, 4, 12];
+        backward_warp_bf16_v2 [2, 7, 2, 12];
+        backward_warp_bf16_v2_residual [2, 7, 2, 12];
     }
     Program::BackwardWarp { vectors: 2, stages: 2, grouped: true } => BackwardParams, warp::<W, 2, 2, TENSORS, true>, threads 128, blocks 2, {
-        backward_warp_grouped_f32_v2 [2, 6, 4, 10];
-        backward_warp_grouped_f32_v2_residual [2, 6, 4, 10];
-        backward_warp_grouped_bf16_v2 [2, 6, 2, 10];
-        backward_warp_grouped_bf16_v2_residual [2, 6, 2, 10];
-    }
-    Program::BackwardBlock { vectors: 2, rows: 1, stages: 3 } => BackwardParams, block::<W, 2, 1, 3, TENSORS>, threads 512, blocks 0, {
-        backward_block_f32_v2r1s3 [3, 10, 4, 10];
-        backward_block_f32_v2r1s3_residual [3, 10, 4, 10];
-        backward_block_bf16_v2r1s3 [3, 10, 2, 10];
-        backward_block_bf16_v2r1s3_residual [3, 10, 2, 10];
+        backward_warp_grouped_f32_v2 [2, 7, 4, 12];
+        backward_warp_grouped_f32_v2_residual [2, 7, 4, 12];
+        backward_warp_grouped_bf16_v2 [2, 7, 2, 12];
+        backward_warp_grouped_bf16_v2_residual [2, 7, 2, 12];
     }
     Program::BackwardBlock { vectors: 2, rows: 1, stages: 2 } => BackwardParams, block::<W, 2, 1, 2, TENSORS>, threads 512, blocks 0, {
-        backward_block_f32_v2r1s2 [3, 10, 4, 10];
-        backward_block_f32_v2r1s2_residual [3, 10, 4, 10];
-        backward_block_bf16_v2r1s2 [3, 10, 2, 10];
-        backward_block_bf16_v2r1s2_residual [3, 10, 2, 10];
+        backward_block_f32_v2r1 [3, 11, 4, 12];
+        backward_block_f32_v2r1_residual [3, 11, 4, 12];
+        backward_block_bf16_v2r1 [3, 11, 2, 12];
+        backward_block_bf16_v2r1_residual [3, 11, 2, 12];
     }
-    Program::BackwardBlock { vectors: 2, rows: 1, stages: 4 } => BackwardParams, block::<W, 2, 1, 4, TENSORS>, threads 384, blocks 0, {
-        backward_block_f32_v2r1s4 [3, 10, 4, 10];
-        backward_block_f32_v2r1s4_residual [3, 10, 4, 10];
-        backward_block_bf16_v2r1s4 [3, 10, 2, 10];
-        backward_block_bf16_v2r1s4_residual [3, 10, 2, 10];
+    Program::BackwardBlock { vectors: 2, rows: 2, stages: 2 } => BackwardParams, block::<W, 2, 2, 2, TENSORS>, threads 384, blocks 0, {
+        backward_block_f32_v2r2 [3, 14, 4, 16];
+        backward_block_f32_v2r2_residual [3, 14, 4, 16];
+        backward_block_bf16_v2r2 [3, 14, 2, 16];
+        backward_block_bf16_v2r2_residual [3, 14, 2, 16];
     }
     Program::BackwardWide => BackwardParams, wide::<W, RESIDUAL>, threads 1024, blocks 0, {
-        backward_wide_f32 [1, 10, 8, 10];
-        backward_wide_f32_residual [1, 10, 10, 10];
-        backward_wide_bf16 [1, 10, 4, 10];
-        backward_wide_bf16_residual [1, 10, 6, 10];
+        backward_wide_f32 [1, 10, 12, 12];
+        backward_wide_f32_residual [1, 10, 14, 12];
+        backward_wide_bf16 [1, 10, 6, 12];
+        backward_wide_bf16_residual [1, 10, 8, 12];
     }
     Program::BackwardSplit { vectors: 1 } => BackwardParams, split::<W, 1, RESIDUAL>, threads 512, blocks 0, {
-        backward_split_f32_v1 [2, 24, 8, 1];
-        backward_split_f32_v1_residual [2, 24, 9, 1];
-        backward_split_bf16_v1 [2, 24, 7, 1];
-        backward_split_bf16_v1_residual [2, 24, 8, 1];
+        backward_split_f32_v1 [2, 24, 8, 2];
+        backward_split_f32_v1_residual [2, 24, 9, 2];
+        backward_split_bf16_v1 [2, 24, 7, 2];
+        backward_split_bf16_v1_residual [2, 24, 8, 2];
     }
     Program::BackwardSplit { vectors: 2 } => BackwardParams, split::<W, 2, RESIDUAL>, threads 512, blocks 0, {
-        backward_split_f32_v2 [2, 24, 12, 2];
-        backward_split_f32_v2_residual [2, 24, 14, 2];
-        backward_split_bf16_v2 [2, 24, 10, 2];
-        backward_split_bf16_v2_residual [2, 24, 12, 2];
+        backward_split_f32_v2 [2, 24, 12, 4];
+        backward_split_f32_v2_residual [2, 24, 14, 4];
+        backward_split_bf16_v2 [2, 24, 10, 4];
+        backward_split_bf16_v2_residual [2, 24, 12, 4];
     }
     Program::BackwardSplitWide => BackwardParams, split_wide::<W, RESIDUAL>, threads 512, blocks 0, {
-        backward_split_wide_f32 [3, 24, 12, 1];
-        backward_split_wide_f32_residual [3, 24, 13, 1];
-        backward_split_wide_bf16 [3, 24, 10, 1];
-        backward_split_wide_bf16_residual [3, 24, 11, 1];
+        backward_split_wide_f32 [3, 24, 12, 2];
+        backward_split_wide_f32_residual [3, 24, 13, 2];
+        backward_split_wide_bf16 [3, 24, 10, 2];
+        backward_split_wide_bf16_residual [3, 24, 11, 2];
     }
 }
 

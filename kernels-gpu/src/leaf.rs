@@ -1,16 +1,31 @@
 //! The leaf table: how the rows are cut for the weight gradient. Part of the numerics contract:
 //! it fixes the order in which dw is summed, so it depends on T and H alone.
 
-/// Most rows of the window in which a column's rows are dealt to at most [`WINDOW_LEAVES`] workers,
+/// Most rows of the window in which a column's rows are dealt to at most [`window_leaves`] workers,
 /// a leaf each.
 #[must_use]
 #[inline(always)]
 pub const fn window_rows(hidden: u32) -> u64 {
-    if hidden <= 1024 { 512 } else { 1024 }
+    if hidden <= 256 {
+        256
+    } else if hidden <= 1024 {
+        512
+    } else {
+        1024
+    }
 }
 
-/// Most leaves in the window.
-pub const WINDOW_LEAVES: u64 = 128;
+/// Most leaves of T rows of H elements in the window.
+#[must_use]
+#[inline(always)]
+pub const fn window_leaves(rows: u64, hidden: u32) -> u64 {
+    // With half the workers, twice as many columns are worked on at once.
+    if hidden > 2048 && hidden <= 4096 && rows <= 256 {
+        64
+    } else {
+        128
+    }
+}
 
 /// Leaves that T rows of H elements are cut into at least, beyond [`window_rows`]\(H\); for H ≤ 512,
 /// once T is large enough.
@@ -23,15 +38,17 @@ pub const fn leaves_target(hidden: u32) -> u64 {
         2048
     } else if hidden <= 1024 {
         1024
-    } else if hidden <= 8192 {
+    } else if hidden <= 4096 {
         512
+    } else if hidden <= 8192 {
+        256
     } else {
         128
     }
 }
 
 /// Rows of a leaf: up to [`window_rows`]\(H\) the smallest power of two with which
-/// [`WINDOW_LEAVES`] leaves suffice; beyond, the largest power of two ≤ max(1, T / N), N =
+/// [`window_leaves`] leaves suffice; beyond, the largest power of two ≤ max(1, T / N), N =
 /// [`leaves_target`]\(H\).
 ///
 /// But for H ≤ 512 N is half of it as long as a leaf then has at most eight rows (and at least two,
@@ -41,7 +58,8 @@ pub const fn leaves_target(hidden: u32) -> u64 {
 #[inline(always)]
 pub const fn leaf_rows(rows: u64, hidden: u32) -> u64 {
     if rows <= window_rows(hidden) {
-        return rows.div_ceil(WINDOW_LEAVES).next_power_of_two();
+        let leaves = window_leaves(rows, hidden);
+        return rows.div_ceil(leaves).next_power_of_two();
     }
     let leaf = power_of_two_up_to(rows / leaves_target(hidden));
     if hidden > 512 {

@@ -150,7 +150,7 @@ pub struct BackwardParams {
     pub x_stride: Stride,
     /// Stride of `dx`.
     pub dx_stride: Stride,
-    /// FP32 `[slots, 2, hidden]`: a node of the dw tree a slot, its sums and its compensations.
+    /// A node of the dw tree a slot, as [`crate::tree::store_node`] wants it.
     /// Null where dw is not wanted, which [`crate::backward::warp`] alone accepts.
     pub nodes: *mut f32,
     /// BF16 `[rows, hidden]`, added to dx; read by the residual form alone.
@@ -163,7 +163,8 @@ pub struct BackwardParams {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ReduceParams {
-    /// FP32 `[slots, 2, columns]`, with as many columns as [`crate::tree::node_columns`] says.
+    /// Nodes, as [`crate::tree::store_node`] left them, with as many columns as
+    /// [`crate::tree::node_columns`] says.
     pub nodes: *const f32,
     /// dw.
     pub dw: WeightGradientOut,

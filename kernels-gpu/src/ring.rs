@@ -5,74 +5,72 @@
 
 use crate::arith::unroll;
 use crate::device::{Words4, async_copy, shared, thread};
-use crate::params::{Groups, Stride};
-use crate::rows::{Columns, NO_WORDS, row_start};
+use crate::rows::{Columns, NO_WORDS};
 
-/// A BF16 matrix that a ring copies from.
+/// A ring of `STAGES` stages; a stage has `ROWS` neighbouring rows of `TENSORS` BF16 matrices, and an
+/// FP32 scalar for each row.
 #[derive(Clone, Copy, Debug)]
-pub struct Source {
-    /// Row 0, 16-byte aligned.
-    pub base: *const u16,
-    /// Elements between rows, multiples of 8.
-    pub stride: Stride,
-}
-
-/// A ring of `STAGES` stages; a stage has `ROWS` neighbouring rows of `TENSORS` matrices, and a
-/// scalar for each row where `SCALARS` is set.
-#[derive(Clone, Copy, Debug)]
-pub struct Ring<
-    const VECTORS: usize,
-    const ROWS: usize,
-    const STAGES: usize,
-    const TENSORS: usize,
-    const SCALARS: bool,
-> {
+pub struct Ring<const VECTORS: usize, const ROWS: usize, const STAGES: usize, const TENSORS: usize>
+{
     /// The thread's first place in stage 0.
     place: u32,
     /// Offset of the stage that is read next, and filled next.
     stage: u32,
 }
 
+/// Where a row and its scalar lie in global memory.
+#[derive(Clone, Copy, Debug)]
+pub struct RowStarts<const TENSORS: usize> {
+    /// The row of each matrix, 16-byte aligned.
+    pub rows: [*const u16; TENSORS],
+    /// The scalar.
+    pub scalar: *const f32,
+}
+
 /// Bytes of shared memory for a ring of `threads` threads.
 #[must_use]
 #[inline(always)]
-pub const fn ring_bytes(
-    vectors: u32,
-    rows: u32,
-    stages: u32,
-    tensors: u32,
-    scalars: bool,
-    threads: u32,
-) -> u32 {
-    stages * rows * row_bytes(vectors, tensors, scalars) * (threads / 32)
+pub const fn ring_bytes(vectors: u32, rows: u32, stages: u32, tensors: u32, threads: u32) -> u32 {
+    stages * rows * row_bytes(vectors, tensors) * (threads / 32)
 }
 
 /// Bytes of a row in one warp's places.
 #[inline(always)]
-const fn row_bytes(vectors: u32, tensors: u32, scalars: bool) -> u32 {
-    32 * (16 * tensors * vectors + if scalars { 4 } else { 0 })
+const fn row_bytes(vectors: u32, tensors: u32) -> u32 {
+    32 * (16 * tensors * vectors + 4)
 }
 
-impl<
-    const VECTORS: usize,
-    const ROWS: usize,
-    const STAGES: usize,
-    const TENSORS: usize,
-    const SCALARS: bool,
-> Ring<VECTORS, ROWS, STAGES, TENSORS, SCALARS>
+impl<const VECTORS: usize, const ROWS: usize, const STAGES: usize, const TENSORS: usize>
+    Ring<VECTORS, ROWS, STAGES, TENSORS>
 {
     /// A warp's stage: its vectors one after the other, a lane's 16 bytes beside its neighbour's,
     /// then its scalars. So every place is a constant from the thread's first.
-    const STAGE_BYTES: u32 = ROWS as u32 * row_bytes(VECTORS as u32, TENSORS as u32, SCALARS);
+    const STAGE_BYTES: u32 = ROWS as u32 * row_bytes(VECTORS as u32, TENSORS as u32);
 
-    /// A ring at shared address `base`, which has [`ring_bytes`].
+    /// A ring at shared address `base`, which has [`ring_bytes`]. What the thread has of vectors
+    /// outside of the row is zero from here on.
+    ///
+    /// # Safety
+    /// - Shared memory holds the ring, and nobody else accesses it.
     #[inline(always)]
-    pub fn new(base: u32) -> Self {
+    pub unsafe fn new(base: u32, columns: Columns<VECTORS>) -> Self {
         let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
-        Self {
+        let mut ring = Self {
             place: base + warp * STAGES as u32 * Self::STAGE_BYTES + 16 * lane,
             stage: 0,
-        }
+        };
+        unroll!(VECTORS, |v| {
+            if !columns.holds(v) {
+                unroll!(STAGES, |_| {
+                    unroll!(ROWS, |r| unroll!(TENSORS, |tensor| {
+                        // SAFETY: the thread's own place, to which nothing is copied.
+                        unsafe { shared::store_words4(ring.vector_place(r, tensor, v), NO_WORDS) };
+                    }));
+                    ring.advance();
+                });
+            }
+        });
+        ring
     }
 
     #[inline(always)]
@@ -87,56 +85,54 @@ impl<
         self.vector_place(ROWS, 0, 0) - 12 * lane + 128 * row as u32
     }
 
-    /// Starts to copy rows `row` … `row + count − 1` to the current stage, and moves on. With
-    /// no rows, an empty copy keeps the count of stages.
-    ///
-    /// # Safety
-    /// - The rows are inside the sources, `count ≤ ROWS`, H is a multiple of 8, and `scalars` has
-    ///   an element a row; nobody writes them during the launch.
-    /// - Shared memory holds the ring; the stage was read, or never filled.
     #[inline(always)]
-    pub unsafe fn fill<const GROUPED: bool>(
-        &mut self,
-        columns: Columns<VECTORS>,
-        sources: [Source; TENSORS],
-        groups: Groups,
-        scalars: *const f32,
-        row: u32,
-        count: u32,
-    ) {
-        let columns = columns.forget();
-        unroll!(ROWS, |r| {
-            if (r as u32) < count {
-                let row = row + r as u32;
-                unroll!(TENSORS, |tensor| {
-                    let Source { base, stride } = sources[tensor];
-                    let source = row_start::<GROUPED>(base, row, stride, groups);
-                    unroll!(VECTORS, |v| {
-                        if columns.holds(v) {
-                            let place = self.vector_place(r, tensor, v);
-                            // SAFETY: inside the row; the place is the thread's own.
-                            unsafe {
-                                let source = source.add(columns.column(v) as usize);
-                                async_copy::copy_words4(place, source.cast());
-                            }
-                        }
-                    });
-                });
-                if SCALARS {
-                    // SAFETY: an element a row; the place is the thread's own.
-                    unsafe {
-                        async_copy::copy_f32(self.scalar_place(r), scalars.add(row as usize))
-                    };
-                }
-            }
-        });
-        async_copy::commit_group();
+    fn advance(&mut self) {
         let next = self.stage + Self::STAGE_BYTES;
         self.stage = if next == STAGES as u32 * Self::STAGE_BYTES {
             0
         } else {
             next
         };
+    }
+
+    /// Starts to copy `count` rows to the current stage, row r from `starts(r)`, and moves on. With
+    /// no rows, an empty copy keeps the count of stages.
+    ///
+    /// # Safety
+    /// - `starts` are of rows as wide as `columns` says, for r < `count` ≤ `ROWS`; nobody writes them
+    ///   during the launch.
+    /// - The stage was read, or never filled.
+    #[inline(always)]
+    pub unsafe fn fill(
+        &mut self,
+        columns: Columns<VECTORS>,
+        starts: impl Fn(usize) -> RowStarts<TENSORS>,
+        count: u32,
+    ) {
+        // The threads' own offsets are added for each row: what all share costs no registers.
+        let columns = columns.forget();
+        unroll!(ROWS, |r| {
+            if (r as u32) < count {
+                let row = starts(r);
+                let first = |tensor: usize| columns.of_row(row.rows[tensor]);
+                unroll!(VECTORS, |v| {
+                    if columns.holds(v) {
+                        unroll!(TENSORS, |tensor| {
+                            let place = self.vector_place(r, tensor, v);
+                            // SAFETY: inside the row; the place is the thread's own.
+                            unsafe {
+                                let source = Columns::<VECTORS>::vector(first(tensor), v);
+                                async_copy::copy_words4(place, source.cast());
+                            }
+                        });
+                    }
+                });
+                // SAFETY: the row's scalar; the place is the thread's own.
+                unsafe { async_copy::copy_f32(self.scalar_place(r), row.scalar) };
+            }
+        });
+        async_copy::commit_group();
+        self.advance();
     }
 
     /// Waits for the rows of the current stage, `STAGES` fills after the first.
@@ -156,18 +152,11 @@ impl<
     /// # Safety
     /// - The stage was filled with the row, and waited for.
     #[inline(always)]
-    pub unsafe fn vectors(
-        &self,
-        columns: Columns<VECTORS>,
-        row: usize,
-        tensor: usize,
-    ) -> [Words4; VECTORS] {
+    pub unsafe fn vectors(&self, row: usize, tensor: usize) -> [Words4; VECTORS] {
         let mut words = [NO_WORDS; VECTORS];
         unroll!(VECTORS, |v| {
-            if columns.holds(v) {
-                // SAFETY: the thread's own place, whose copy has arrived.
-                words[v] = unsafe { shared::load_words4(self.vector_place(row, tensor, v)) };
-            }
+            // SAFETY: the thread's own place, whose copy has arrived, or which was set to zero.
+            words[v] = unsafe { shared::load_words4(self.vector_place(row, tensor, v)) };
         });
         words
     }

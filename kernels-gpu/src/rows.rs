@@ -184,6 +184,18 @@ impl<const VECTORS: usize> Columns<VECTORS> {
         self.first + v as u32 * TILE
     }
 
+    /// The thread's first vector of a row.
+    #[inline(always)]
+    pub fn of_row(self, row: *const u16) -> *const u16 {
+        row.wrapping_add(self.first as usize)
+    }
+
+    /// Vector `v` of a row whose first of the thread is at `first`.
+    #[inline(always)]
+    pub fn vector(first: *const u16, v: usize) -> *const u16 {
+        first.wrapping_add(v * TILE as usize)
+    }
+
     /// Whether vector `v` is inside the row.
     #[inline(always)]
     pub fn holds(self, v: usize) -> bool {
@@ -255,14 +267,15 @@ impl<const VECTORS: usize> Columns<VECTORS> {
         }
     }
 
-    /// As [`Columns::store`], for what nobody reads again soon.
+    /// Stores vector `v` of a row whose first vector of the thread is at `first`, if it is inside,
+    /// for nobody to read again soon.
     ///
     /// # Safety
     /// - As [`Columns::store`].
     #[inline(always)]
-    pub unsafe fn store_stream(self, row: *mut u16, v: usize, words: Words4) {
+    pub unsafe fn store_stream(self, first: *mut u16, v: usize, words: Words4) {
         if self.holds(v) {
-            let place = row.wrapping_add(self.column(v) as usize);
+            let place = first.wrapping_add(v * TILE as usize);
             // SAFETY: inside the row, and aligned since columns are multiples of 8.
             unsafe { global::store_stream_words4(place.cast(), words) }
         }

@@ -4,8 +4,8 @@
 //! child, or its left child where there are no leaves on the right. Whoever owns an aligned run of
 //! leaves may fold it alone: the result has the same bits.
 
-use crate::arith::{LANE_ELEMENTS, LanePairs, Pair, combine, unroll};
-use crate::device::{Words4, global, shared, thread, warp};
+use crate::arith::{LANE_ELEMENTS, LanePairs, Pair, TILE, combine, unroll};
+use crate::device::{Words4, global, hint, shared, thread, warp};
 
 /// The pairs of a thread's columns: one node of the tree, or a part of it.
 pub type Node<const VECTORS: usize> = [LanePairs; VECTORS];
@@ -146,24 +146,48 @@ pub const fn node_columns(hidden: u32) -> u32 {
     (hidden + 7) & !7
 }
 
-/// Stores eight columns of a node in slot `slot` of the workspace: sums, then compensations.
+/// Where a node of the workspace holds eight columns: offsets of their [`PARTS`].
+///
+/// As on a [`Shelf`], the lanes' words of a tile lie beside each other, so that a warp accesses whole
+/// lines: FP32 `[slots, tiles, 4, lanes, 4]`, a tile's sums of columns 0 to 3 and 4 to 7 of each lane,
+/// then its compensations. The last tile has as many lanes as it needs: a node has 2·columns values.
+#[derive(Clone, Copy, Debug)]
+struct NodePlace {
+    first: usize,
+    /// Between the parts.
+    step: usize,
+}
+
+impl NodePlace {
+    #[inline(always)]
+    fn new(slot: u32, columns: u32, column: u32) -> Self {
+        let tile_start = column & !(TILE - 1);
+        let lanes = TILE.min(columns - tile_start) / LANE_ELEMENTS as u32;
+        let lane = (column - tile_start) / LANE_ELEMENTS as u32;
+        let node = u64::from(slot) * 2 * u64::from(columns);
+        Self {
+            first: (node + u64::from(2 * tile_start + 4 * lane)) as usize,
+            step: 4 * lanes as usize,
+        }
+    }
+}
+
+/// Stores eight columns of a node in slot `slot` of the workspace.
 ///
 /// # Safety
-/// - `nodes` is FP32 `[slots, 2, hidden]`, 16-byte aligned, writable; `slot` is below slots, and
-///   `hidden` a multiple of 8 ([`node_columns`]).
-/// - `column` is a multiple of 8 and `column + 8 ≤ hidden`; no other thread accesses the place.
+/// - `nodes` has 2·`columns` FP32 values for each slot, 16-byte aligned, writable; `slot` is below
+///   slots, and `columns` a multiple of 8 ([`node_columns`]).
+/// - `column` is a multiple of 8 below `columns`; no other thread accesses the place.
 #[inline(always)]
-pub unsafe fn store_node(nodes: *mut f32, slot: u32, hidden: u32, column: u32, pairs: &LanePairs) {
+pub unsafe fn store_node(nodes: *mut f32, slot: u32, columns: u32, column: u32, pairs: &LanePairs) {
+    // Worked out where it is needed: loops over rows have no registers to carry it.
+    let place = NodePlace::new(slot, hint::forget(columns), hint::forget(column));
     let words = to_words(pairs);
-    let sums = (u64::from(slot) * 2 * u64::from(hidden) + u64::from(column)) as usize;
-    let comps = sums + hidden as usize;
-    // SAFETY: inside the workspace; multiples of 8 elements keep 16-byte alignment.
-    unsafe {
-        global::store_words4(nodes.add(sums).cast(), words[0]);
-        global::store_words4(nodes.add(sums + 4).cast(), words[1]);
-        global::store_words4(nodes.add(comps).cast(), words[2]);
-        global::store_words4(nodes.add(comps + 4).cast(), words[3]);
-    }
+    // SAFETY: inside the slot; offsets are multiples of 4 elements, which keeps 16-byte alignment.
+    unroll!(4, |part| unsafe {
+        let part_place = nodes.add(place.first + part * place.step);
+        global::store_words4(part_place.cast(), words[part]);
+    });
 }
 
 /// Loads eight columns of the node in slot `slot`.
@@ -171,18 +195,15 @@ pub unsafe fn store_node(nodes: *mut f32, slot: u32, hidden: u32, column: u32, p
 /// # Safety
 /// - As [`store_node`], readable; the place was written by an earlier kernel.
 #[inline(always)]
-pub unsafe fn load_node(nodes: *const f32, slot: u32, hidden: u32, column: u32) -> LanePairs {
-    let sums = (u64::from(slot) * 2 * u64::from(hidden) + u64::from(column)) as usize;
-    let comps = sums + hidden as usize;
-    // SAFETY: inside the workspace; multiples of 8 elements keep 16-byte alignment.
-    unsafe {
-        from_words([
-            global::load_words4(nodes.add(sums).cast()),
-            global::load_words4(nodes.add(sums + 4).cast()),
-            global::load_words4(nodes.add(comps).cast()),
-            global::load_words4(nodes.add(comps + 4).cast()),
-        ])
-    }
+pub unsafe fn load_node(nodes: *const f32, slot: u32, columns: u32, column: u32) -> LanePairs {
+    let place = NodePlace::new(slot, columns, column);
+    let mut words = [Words4::default(); PARTS as usize];
+    // SAFETY: as for storing.
+    unroll!(4, |part| unsafe {
+        let part_place = nodes.add(place.first + part * place.step);
+        words[part] = global::load_words4(part_place.cast());
+    });
+    from_words(words)
 }
 
 /// A binary counter that folds the 2^log2 consecutive nodes of a run as one thread visits them.

@@ -233,9 +233,15 @@ fn weight_gradient<E: Naive>(terms: &[(f32, f32, f32)], hidden: usize, old: Opti
 
 /// Published: other values change the bits of dw.
 fn leaf_rows(rows: usize, hidden: usize) -> usize {
-    if rows <= if hidden <= 1024 { 512 } else { 1024 } {
+    let window = match hidden {
+        0..=256 => 256,
+        257..=1024 => 512,
+        _ => 1024,
+    };
+    if rows <= window {
+        let few = (2049..=4096).contains(&hidden) && rows <= 256;
         let mut leaf_rows = 1;
-        while leaf_rows * 128 < rows {
+        while leaf_rows * if few { 64 } else { 128 } < rows {
             leaf_rows *= 2;
         }
         return leaf_rows;
@@ -243,7 +249,8 @@ fn leaf_rows(rows: usize, hidden: usize) -> usize {
     let leaves = match hidden {
         0..=256 => 2048,
         257..=1024 => 1024,
-        1025..=8192 => 512,
+        1025..=4096 => 512,
+        4097..=8192 => 256,
         _ => 128,
     };
     let mut leaf_rows = 1;

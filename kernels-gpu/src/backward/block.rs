@@ -1,8 +1,8 @@
 //! Backward, a group of warps a row.
 
 use crate::arith::{Lane, TILE, unroll};
-use crate::backward::row::{DH, RowWords, sources};
-use crate::device::{hint, shared, thread};
+use crate::backward::row::{Cursor, DH, RowWords, dx_start};
+use crate::device::{hint, shared, thread, warp};
 use crate::params::BackwardParams;
 use crate::ring::{Ring, ring_bytes};
 use crate::row_sum::{BlockSum, Group, SCRATCH_BYTES};
@@ -36,23 +36,24 @@ pub unsafe fn block<
     p: &BackwardParams,
 ) {
     let threads = thread::block_dim_x();
-    let group = Group::of_thread(group_threads(VECTORS as u32, p.hidden));
+    let mut group = Group::of_thread(group_threads(VECTORS as u32, p.hidden));
+    // SAFETY: all lanes are here, and groups have whole warps.
+    group.index = unsafe { warp::uniform(group.index) };
     let groups = group.count();
     let share_log2 = p.run_log2 - log2(groups);
     let columns = Columns::<VECTORS>::of_warp(group.thread / 32, p.hidden);
     let mut sums = BlockSum::new(shared::base(), group);
     let ring_base = shared::base() + groups * SCRATCH_BYTES;
-    let mut ring = Ring::<VECTORS, ROWS, STAGES, TENSORS, true>::new(ring_base);
+    // SAFETY: shared memory has the ring, and places of its own for the rest.
+    let mut ring = unsafe { Ring::<VECTORS, ROWS, STAGES, TENSORS>::new(ring_base, columns) };
     let ring_bytes = ring_bytes(
         VECTORS as u32,
         ROWS as u32,
         STAGES as u32,
         TENSORS as u32,
-        true,
         threads,
     );
     let counter = Counter::<VECTORS>::new(ring_base + ring_bytes, threads, share_log2);
-    let sources = sources::<TENSORS>(p);
 
     // A share has an aligned power of two of rows: all its steps have ROWS rows, or it has one
     // row. Rows stay below 2³¹, runs of a grid within twice that; past the end nothing moves.
@@ -67,23 +68,25 @@ pub unsafe fn block<
         1 => u32::from(row < p.rows),
         _ => full.min(p.rows.saturating_sub(row)),
     };
-    let after = |row: u32| {
-        let ends = (row + full) & ((1 << share_rows_log2) - 1) == 0;
-        if row < p.rows {
-            row + full + if ends { skip() } else { 0 }
-        } else {
-            row
+    let share_mask = (1 << share_rows_log2) - 1;
+    let cursor = |row: u32| Cursor::<TENSORS>::at::<false>(p, row);
+    let first = (thread::block_idx_x() * groups + group.index) << share_rows_log2;
+    let mut coming = cursor(first);
+    let fill = |ring: &mut Ring<VECTORS, ROWS, STAGES, TENSORS>, coming: &mut Cursor<TENSORS>| {
+        let rows = count(coming.row);
+        // SAFETY: rows below p.rows are inside the buffers; a stage is filled again only after its
+        // rows are done.
+        unsafe { ring.fill(columns, |r| coming.starts(p, r), rows) };
+        if rows > 0 {
+            let next = coming.row + full;
+            if next & share_mask == 0 {
+                *coming = cursor(next + skip());
+            } else {
+                coming.advance(p, ROWS as u32);
+            }
         }
     };
-    let mut coming = (thread::block_idx_x() * groups + group.index) << share_rows_log2;
-    // SAFETY: rows below p.rows are inside the buffers; a stage is filled again only after its
-    // rows are done.
-    unsafe {
-        unroll!(STAGES, |_| {
-            ring.fill::<false>(columns, sources, p.groups, p.rstd, coming, count(coming));
-            coming = after(coming);
-        });
-    }
+    unroll!(STAGES, |_| fill(&mut ring, &mut coming));
     // SAFETY: the weight has H elements.
     let w = weights::<W, VECTORS>(unsafe { columns.load_weight::<W>(p.w) }, p.weight_offset);
 
@@ -91,8 +94,9 @@ pub unsafe fn block<
     let mut run = thread::block_idx_x();
     while run << p.run_log2 < leaves {
         let mut row = (run * groups + group.index) << share_rows_log2;
-        let end = p.rows.min(row + (1 << share_rows_log2));
+        let end = p.rows.min(row + share_mask + 1);
         let mut node = empty::<VECTORS>();
+        let mut out = dx_start::<false>(p, row);
         while row < end {
             ring.wait();
             // SAFETY: rows are the group's, so all its threads make the same sums; rows are
@@ -104,14 +108,15 @@ pub unsafe fn block<
                     w: &w,
                     counter,
                     row,
+                    out,
                     count: if ROWS == 1 { 1 } else { count(row) },
                 };
                 let words = step.words(&ring);
                 step.run(&words, &ring, &mut sums, &mut node);
-                ring.fill::<false>(columns, sources, p.groups, p.rstd, coming, count(coming));
             }
-            coming = after(coming);
+            fill(&mut ring, &mut coming);
             row += full;
+            out = out.wrapping_offset(p.dx_stride.row.wrapping_mul(ROWS as i64) as isize);
         }
         // SAFETY: every thread of the block is here.
         unsafe { close_run(p, columns, counter, run, leaves, node) };
@@ -146,7 +151,7 @@ pub const fn shared_bytes(
         share_log2
     };
     groups * SCRATCH_BYTES
-        + ring_bytes(vectors, rows, stages, tensors, true, threads)
+        + ring_bytes(vectors, rows, stages, tensors, threads)
         + shelves * shelf_bytes(vectors, threads)
 }
 
@@ -163,6 +168,8 @@ struct Step<'a, const VECTORS: usize> {
     counter: Counter<VECTORS>,
     /// First row.
     row: u32,
+    /// The first row of dx.
+    out: *mut u16,
     /// Rows.
     count: u32,
 }
@@ -175,13 +182,13 @@ impl<const VECTORS: usize> Step<'_, VECTORS> {
     #[inline(always)]
     unsafe fn words<const ROWS: usize, const STAGES: usize, const TENSORS: usize>(
         &self,
-        ring: &Ring<VECTORS, ROWS, STAGES, TENSORS, true>,
+        ring: &Ring<VECTORS, ROWS, STAGES, TENSORS>,
     ) -> [RowWords<VECTORS>; ROWS] {
         let mut words = [RowWords::default(); ROWS];
         unroll!(ROWS, |r| {
             if (r as u32) < self.count {
                 // SAFETY: the stage has the row.
-                words[r] = unsafe { RowWords::take(ring, self.columns, r) };
+                words[r] = unsafe { RowWords::take(ring, r) };
             }
         });
         words
@@ -195,7 +202,7 @@ impl<const VECTORS: usize> Step<'_, VECTORS> {
     unsafe fn run<const ROWS: usize, const STAGES: usize, const TENSORS: usize>(
         &self,
         words: &[RowWords<VECTORS>; ROWS],
-        ring: &Ring<VECTORS, ROWS, STAGES, TENSORS, true>,
+        ring: &Ring<VECTORS, ROWS, STAGES, TENSORS>,
         sums: &mut BlockSum,
         node: &mut Node<VECTORS>,
     ) {
@@ -214,12 +221,14 @@ impl<const VECTORS: usize> Step<'_, VECTORS> {
             let dots = sums.finish::<ROWS, VECTORS>();
             unroll!(ROWS, |r| {
                 if (r as u32) < self.count {
-                    let (mut words, row) = (words[r].forget(), self.row + r as u32);
+                    let mut words = words[r].forget();
+                    let distance = self.p.dx_stride.row.wrapping_mul(r as i64);
+                    let out = self.out.wrapping_offset(distance as isize);
                     if TENSORS > DH {
-                        words.dh = ring.vectors(self.columns, r, DH);
-                        words.store_dx::<true, false>(self.p, self.columns, row, w, dots[r]);
+                        words.dh = ring.vectors(r, DH);
+                        words.store_dx::<true>(self.p, self.columns, out, w, dots[r]);
                     } else {
-                        words.store_dx::<false, false>(self.p, self.columns, row, w, dots[r]);
+                        words.store_dx::<false>(self.p, self.columns, out, w, dots[r]);
                     }
                 }
             });
@@ -259,7 +268,9 @@ unsafe fn close_run<const VECTORS: usize>(
     mut node: Node<VECTORS>,
 ) {
     // Worked out again: the hot loop has no registers to carry it.
-    let group = Group::of_thread(group_threads(VECTORS as u32, hint::forget(p.hidden)));
+    let columns = columns.forget();
+    let hidden = hint::forget(p.hidden);
+    let group = Group::of_thread(group_threads(VECTORS as u32, hidden));
     let groups = group.count();
     let share_log2 = p.run_log2 - log2(groups);
     let taken = (leaves - (run << p.run_log2)).min(1 << p.run_log2);
@@ -274,7 +285,7 @@ unsafe fn close_run<const VECTORS: usize>(
         if group.index == 0 {
             unroll!(VECTORS, |v| {
                 if columns.holds(v) {
-                    store_node(p.nodes, run, p.hidden, columns.column(v), &node[v]);
+                    store_node(p.nodes, run, hidden, columns.column(v), &node[v]);
                 }
             });
         }

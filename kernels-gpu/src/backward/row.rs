@@ -6,7 +6,7 @@ use crate::arith::{
 };
 use crate::device::{Words4, global};
 use crate::params::BackwardParams;
-use crate::ring::{Ring, Source};
+use crate::ring::{Ring, RowStarts};
 use crate::rows::{Columns, NO_WORDS, forget, row_start, row_start_mut};
 use crate::tree::Node;
 
@@ -18,26 +18,57 @@ pub const X: usize = 1;
 /// dh in a ring.
 pub const DH: usize = 2;
 
-/// The matrices of a ring of `TENSORS` (2, or 3 in the residual form).
+/// A row that is to be loaded, and where it lies in `TENSORS` matrices (2, or 3 in the residual form):
+/// the same for all threads of a warp.
+#[derive(Clone, Copy, Debug)]
+pub struct Cursor<const TENSORS: usize> {
+    /// The row.
+    pub row: u32,
+    starts: RowStarts<TENSORS>,
+}
+
+impl<const TENSORS: usize> Cursor<TENSORS> {
+    /// At row `row`, which need not be there.
+    #[inline(always)]
+    pub fn at<const GROUPED: bool>(p: &BackwardParams, row: u32) -> Self {
+        let all = [(p.dy, p.dy_stride), (p.x, p.x_stride), (p.dh, p.dh_stride)];
+        let mut rows = [p.dy; TENSORS];
+        unroll!(TENSORS, |tensor| {
+            let (base, stride) = all[tensor];
+            rows[tensor] = row_start::<GROUPED>(base, row, stride, p.groups);
+        });
+        let scalar = p.rstd.wrapping_add(row as usize);
+        let starts = RowStarts { rows, scalar };
+        Self { row, starts }
+    }
+
+    /// Where row `r` from here lies, without groups.
+    #[inline(always)]
+    pub fn starts(&self, p: &BackwardParams, r: usize) -> RowStarts<TENSORS> {
+        let all = [p.dy_stride, p.x_stride, p.dh_stride];
+        let mut starts = self.starts;
+        if r > 0 {
+            unroll!(TENSORS, |tensor| {
+                let distance = all[tensor].row.wrapping_mul(r as i64) as isize;
+                starts.rows[tensor] = starts.rows[tensor].wrapping_offset(distance);
+            });
+            starts.scalar = starts.scalar.wrapping_add(r);
+        }
+        starts
+    }
+
+    /// `rows` rows on, without groups: additions alone.
+    #[inline(always)]
+    pub fn advance(&mut self, p: &BackwardParams, rows: u32) {
+        self.starts = self.starts(p, rows as usize);
+        self.row += rows;
+    }
+}
+
+/// The start of row `row` of dx.
 #[inline(always)]
-pub fn sources<const TENSORS: usize>(p: &BackwardParams) -> [Source; TENSORS] {
-    let all = [
-        Source {
-            base: p.dy,
-            stride: p.dy_stride,
-        },
-        Source {
-            base: p.x,
-            stride: p.x_stride,
-        },
-        Source {
-            base: p.dh,
-            stride: p.dh_stride,
-        },
-    ];
-    let mut sources = [all[0]; TENSORS];
-    unroll!(TENSORS, |tensor| sources[tensor] = all[tensor]);
-    sources
+pub fn dx_start<const GROUPED: bool>(p: &BackwardParams, row: u32) -> *mut u16 {
+    row_start_mut::<GROUPED>(p.dx, row, p.dx_stride, p.groups)
 }
 
 /// A thread's part of a row, and the row's rstd.
@@ -104,15 +135,14 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
     /// - As [`Ring::vectors`].
     #[inline(always)]
     pub unsafe fn take<const ROWS: usize, const STAGES: usize, const TENSORS: usize>(
-        ring: &Ring<VECTORS, ROWS, STAGES, TENSORS, true>,
-        columns: Columns<VECTORS>,
+        ring: &Ring<VECTORS, ROWS, STAGES, TENSORS>,
         row: usize,
     ) -> Self {
         // SAFETY: the caller's obligations.
         unsafe {
             Self {
-                dy: ring.vectors(columns, row, DY),
-                x: ring.vectors(columns, row, X),
+                dy: ring.vectors(row, DY),
+                x: ring.vectors(row, X),
                 rstd: ring.scalar(row),
                 ..Self::default()
             }
@@ -168,35 +198,42 @@ impl<const VECTORS: usize> RowWords<VECTORS> {
         }
     }
 
-    /// Stores dx where it is wanted, from the finished dot product.
+    /// Stores dx where it is wanted, from the finished dot product, at `out` ([`dx_start`]).
     ///
     /// # Safety
-    /// - `p.dx` holds row `row`, as [`Columns::store`] wants it.
+    /// - `out` is a row of `p.dx`, as [`Columns::store`] wants it.
     #[inline(always)]
-    pub unsafe fn store_dx<const RESIDUAL: bool, const GROUPED: bool>(
+    pub unsafe fn store_dx<const RESIDUAL: bool>(
         &self,
         p: &BackwardParams,
         columns: Columns<VECTORS>,
-        row: u32,
+        out: *mut u16,
         w: impl Fn(usize) -> Lane,
         dot: f32,
     ) {
         let k = projection(dot, Width::new(p.hidden), self.rstd);
         // Not a branch: the stores ask for the columns anyway.
         let columns = columns.forget().below(p.dx_columns);
-        let out = row_start_mut::<GROUPED>(p.dx, row, p.dx_stride, p.groups);
-        unroll!(VECTORS, |v| {
-            let (dy, x) = self.vector(v);
-            let mut dx = input_gradient(&weighted(&dy, &w(v)), &x, self.rstd, k);
-            if let Some(scale) = self.scale {
-                unroll!(8, |i| dx[i] *= scale);
-            }
-            if RESIDUAL {
-                let dh = widen(self.dh[v]);
-                unroll!(8, |i| dx[i] += dh[i]);
-            }
-            // SAFETY: the caller's obligation.
-            unsafe { columns.store_stream(out, v, narrow(&dx)) };
-        });
+        let out = out.wrapping_add(columns.first as usize);
+        let store = |words: &Self, scale: Option<f32>| {
+            unroll!(VECTORS, |v| {
+                let (dy, x) = words.vector(v);
+                let mut dx = input_gradient(&weighted(&dy, &w(v)), &x, words.rstd, k);
+                if let Some(scale) = scale {
+                    unroll!(8, |i| dx[i] *= scale);
+                }
+                if RESIDUAL {
+                    let dh = widen(words.dh[v]);
+                    unroll!(8, |i| dx[i] += dh[i]);
+                }
+                // SAFETY: the caller's obligation.
+                unsafe { columns.store_stream(out, v, narrow(&dx)) };
+            });
+        };
+        match self.scale {
+            None => store(self, None),
+            // From scratch: multiplications of the other rows by one would cost them more.
+            Some(scale) => store(&self.forget(), Some(scale)),
+        }
     }
 }

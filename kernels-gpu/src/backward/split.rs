@@ -6,7 +6,7 @@
 
 use crate::arith::{LANE_ELEMENTS, TILE, accumulate, backward_scale, unroll, widen};
 use crate::backward::reduce::{Chunk, Columns32, chunk_counter, store_dw};
-use crate::backward::row::RowWords;
+use crate::backward::row::{RowWords, dx_start};
 use crate::device::{global, shared, thread};
 use crate::params::BackwardParams;
 use crate::row_sum::{BlockSum, Group, TileSums};
@@ -64,9 +64,8 @@ pub unsafe fn split<W: Weight, const VECTORS: usize, const RESIDUAL: bool>(p: &B
         let kept = weights::<W, VECTORS>(kept, p.weight_offset);
         let w = |v: usize| kept[v];
         let dot = sums.sum(words.dots(w));
-        words
-            .forget()
-            .store_dx::<RESIDUAL, true>(p, columns, row, w, dot);
+        let out = dx_start::<true>(p, row);
+        words.forget().store_dx::<RESIDUAL>(p, columns, out, w, dot);
     }
 }
 
@@ -127,7 +126,8 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &BackwardParams, row: u32
         let mut tile = warp;
         while tile < tiles {
             let (columns, words, w) = load(tile);
-            words.store_dx::<RESIDUAL, true>(p, columns, row, |_| w, dot);
+            let out = dx_start::<true>(p, row);
+            words.store_dx::<RESIDUAL>(p, columns, out, |_| w, dot);
             tile += warps;
         }
         // The tile sums are read until here; the next row writes them.

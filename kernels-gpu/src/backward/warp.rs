@@ -1,8 +1,8 @@
 //! Backward for narrow rows, a warp a row.
 
 use crate::arith::unroll;
-use crate::backward::row::{DH, RowWords, sources};
-use crate::device::{shared, thread};
+use crate::backward::row::{Cursor, DH, RowWords, dx_start};
+use crate::device::{shared, thread, warp::uniform};
 use crate::params::BackwardParams;
 use crate::ring::{Ring, ring_bytes};
 use crate::row_sum::warp_row_sum;
@@ -32,39 +32,38 @@ pub unsafe fn warp<
 >(
     p: &BackwardParams,
 ) {
-    let warp = thread::thread_idx_x() / 32;
+    // SAFETY: all lanes are here.
+    let warp = unsafe { uniform(thread::thread_idx_x() / 32) };
     let columns = Columns::<VECTORS>::of_warp(0, p.hidden);
     let threads = thread::block_dim_x();
     let shelf = Shelf::<VECTORS>::new(shared::base());
     let ring_base = shared::base() + shelf_bytes(VECTORS as u32, threads);
-    let mut ring = Ring::<VECTORS, 1, STAGES, TENSORS, true>::new(ring_base);
-    let sources = sources::<TENSORS>(p);
+    // SAFETY: shared memory has the ring, behind the shelf.
+    let mut ring = unsafe { Ring::<VECTORS, 1, STAGES, TENSORS>::new(ring_base, columns) };
     let warps = threads / 32;
     let leaf_mask = (1u32 << p.leaf_log2) - 1;
     let leaves = (p.rows + leaf_mask) >> p.leaf_log2;
     // Rows stay below 2³¹, runs of a grid within twice that; past the end nothing moves.
     let skip = || (thread::grid_dim_x() * warps - 1) << p.leaf_log2;
-    let after = |row: u32| {
-        let next = row + 1;
-        if row >= p.rows {
-            row
-        } else if next & leaf_mask == 0 {
-            next + skip()
-        } else {
-            next
+    let cursor = |row: u32| Cursor::<TENSORS>::at::<GROUPED>(p, row);
+    let mut coming = cursor((thread::block_idx_x() * warps + warp) << p.leaf_log2);
+    let fill = |ring: &mut Ring<VECTORS, 1, STAGES, TENSORS>, coming: &mut Cursor<TENSORS>| {
+        let present = coming.row < p.rows;
+        // SAFETY: rows below p.rows are inside the buffers; a stage is filled again only after its
+        // row is done.
+        unsafe { ring.fill(columns, |r| coming.starts(p, r), u32::from(present)) };
+        if present {
+            let next = coming.row + 1;
+            if next & leaf_mask == 0 {
+                *coming = cursor(next + skip());
+            } else if GROUPED {
+                *coming = cursor(next);
+            } else {
+                coming.advance(p, 1);
+            }
         }
     };
-    let mut coming = (thread::block_idx_x() * warps + warp) << p.leaf_log2;
-    // SAFETY: rows below p.rows are inside the buffers; a stage is filled again only after its row
-    // is done.
-    let fill = |ring: &mut Ring<_, 1, STAGES, TENSORS, true>, row: u32| unsafe {
-        let count = u32::from(row < p.rows);
-        ring.fill::<GROUPED>(columns, sources, p.groups, p.rstd, row, count);
-    };
-    unroll!(STAGES, |_| {
-        fill(&mut ring, coming);
-        coming = after(coming);
-    });
+    unroll!(STAGES, |_| fill(&mut ring, &mut coming));
     // SAFETY: the weight has H elements.
     let kept = weights::<W, VECTORS>(unsafe { columns.load_weight::<W>(p.w) }, p.weight_offset);
     let w = |v: usize| kept[v];
@@ -75,26 +74,31 @@ pub unsafe fn warp<
         let mut row = (run * warps + warp) << p.leaf_log2;
         let end = p.rows.min(row + leaf_mask + 1);
         let mut node = empty::<VECTORS>();
+        let mut out = dx_start::<GROUPED>(p, row);
         // SAFETY: rows below `end` are inside the buffers; all lanes of the warp share them, and
         // each thread alone writes its columns of dx.
         unsafe {
             while row < end {
                 ring.wait();
-                let words = RowWords::take(&ring, columns, 0);
+                let words = RowWords::take(&ring, 0);
                 if wants_dw {
                     words.accumulate(&mut node);
                 }
                 let dot = warp_row_sum(words.dots(w));
                 let mut words = if VECTORS > 1 { words.forget() } else { words };
                 if TENSORS > DH {
-                    words.dh = ring.vectors(columns, 0, DH);
-                    words.store_dx::<true, GROUPED>(p, columns, row, w, dot);
+                    words.dh = ring.vectors(0, DH);
+                    words.store_dx::<true>(p, columns, out, w, dot);
                 } else {
-                    words.store_dx::<false, GROUPED>(p, columns, row, w, dot);
+                    words.store_dx::<false>(p, columns, out, w, dot);
                 }
-                fill(&mut ring, coming);
-                coming = after(coming);
+                fill(&mut ring, &mut coming);
                 row += 1;
+                out = if GROUPED {
+                    dx_start::<GROUPED>(p, row)
+                } else {
+                    out.wrapping_offset(p.dx_stride.row as isize)
+                };
             }
 
             if wants_dw {
@@ -117,5 +121,5 @@ pub unsafe fn warp<
 #[must_use]
 pub const fn shared_bytes(vectors: u32, stages: u32, residual: bool, threads: u32) -> u32 {
     let tensors = if residual { 3 } else { 2 };
-    shelf_bytes(vectors, threads) + ring_bytes(vectors, 1, stages, tensors, true, threads)
+    shelf_bytes(vectors, threads) + ring_bytes(vectors, 1, stages, tensors, threads)
 }

@@ -1,7 +1,7 @@
 //! Backward, a block a row, for rows whose sums of dw do not fit in registers.
 
 use crate::arith::{Lane, LanePairs, Pair, accumulate, unroll};
-use crate::backward::row::{RowWords, sources};
+use crate::backward::row::{Cursor, RowWords, dx_start};
 use crate::device::{shared, thread};
 use crate::params::BackwardParams;
 use crate::ring::{Ring, ring_bytes};
@@ -34,9 +34,9 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
     let columns = Columns::<VECTORS>::of_warp(thread / 32, p.hidden);
     let mut sums = BlockSum::new(shared::base(), Group::block());
     let ring_base = shared::base() + SCRATCH_BYTES;
-    let mut ring = Ring::<VECTORS, 1, STAGES, 2, true>::new(ring_base);
-    let sources = sources::<2>(p);
-    let shelf_base = ring_base + ring_bytes(VECTORS as u32, 1, STAGES as u32, 2, true, threads);
+    // SAFETY: shared memory has the ring, and places of its own for the rest.
+    let mut ring = unsafe { Ring::<VECTORS, 1, STAGES, 2>::new(ring_base, columns) };
+    let shelf_base = ring_base + ring_bytes(VECTORS as u32, 1, STAGES as u32, 2, threads);
     let node = Shelf::<VECTORS>::new(shelf_base);
     let leaf_mask = (1u32 << p.leaf_log2) - 1;
     let skip = (thread::grid_dim_x() - 1) << p.leaf_log2;
@@ -54,9 +54,10 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
     unsafe {
         unroll!(VECTORS, |v| node.put(thread, v, &EMPTY));
         while row < p.rows {
-            ring.fill::<false>(columns, sources, p.groups, p.rstd, row, 1);
+            let coming = Cursor::at::<false>(p, row);
+            ring.fill(columns, |r| coming.starts(p, r), 1);
             ring.wait();
-            let current = RowWords::take(&ring, columns, 0);
+            let current = RowWords::take(&ring, 0);
             sums.publish([current.dots(w)]);
             unroll!(VECTORS, |v| {
                 let (dy, x) = current.forget().vector(v);
@@ -64,13 +65,14 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
                 accumulate(&mut pairs, &dy, &x, current.rstd);
                 node.put(thread, v, &pairs);
             });
-            let mut words = RowWords::take(&ring, columns, 0);
+            let mut words = RowWords::take(&ring, 0);
             if RESIDUAL {
                 // The ring has no room for it; it travels while the block meets.
                 words.dh = columns.load(row_start::<false>(p.dh, row, p.dh_stride, p.groups));
             }
             let dot = sums.finish::<1, VECTORS>()[0];
-            words.store_dx::<RESIDUAL, false>(p, columns, row, w, dot);
+            let out = dx_start::<false>(p, row);
+            words.store_dx::<RESIDUAL>(p, columns, out, w, dot);
 
             let leaf_ends = (row + 1) & leaf_mask == 0;
             if leaf_ends || row + 1 == p.rows {
@@ -92,6 +94,6 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
 #[must_use]
 pub const fn shared_bytes(threads: u32) -> u32 {
     SCRATCH_BYTES
-        + ring_bytes(VECTORS as u32, 1, STAGES as u32, 2, true, threads)
+        + ring_bytes(VECTORS as u32, 1, STAGES as u32, 2, threads)
         + shelf_bytes(VECTORS as u32, threads)
 }

@@ -116,6 +116,17 @@ pub mod warp {
         let bits = unsafe { shfl_idx(-1, value.to_bits() as i32, lane as i32, 31) };
         f32::from_bits(bits as u32)
     }
+
+    /// `value`, which all lanes share: the assembler then knows that they do, and works out what
+    /// follows from it once for the warp.
+    ///
+    /// # Safety
+    /// - All 32 lanes of the warp reach this call together, with the same value.
+    #[inline(always)]
+    pub unsafe fn uniform(value: u32) -> u32 {
+        // SAFETY: the full member mask is what the caller promises.
+        unsafe { shfl_idx(-1, value as i32, 0, 31) as u32 }
+    }
 }
 
 /// Dynamic shared memory: 32-bit addresses in the shared window.

@@ -81,6 +81,16 @@ pub mod warp {
         f32::from_bits(warp::shuffle_idx(value.to_bits(), lane))
     }
 
+    /// `value`, which all lanes share.
+    ///
+    /// # Safety
+    /// - All 32 lanes of the warp reach this call together, with the same value.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn uniform(value: u32) -> u32 {
+        warp::shuffle_idx(value, 0)
+    }
+
     /// Whether some lane passes true.
     ///
     /// # Safety

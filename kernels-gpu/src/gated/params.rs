@@ -63,7 +63,7 @@ pub struct GatedBackwardParams {
     pub dx: *mut u16,
     /// BF16 `[tokens, heads, hidden]`.
     pub dz: *mut u16,
-    /// FP32 `[slots, 2, hidden]`: a node of the dw tree a slot, its sums and its compensations; null
+    /// A node of the dw tree a slot, as [`crate::tree::store_node`] wants it; null
     /// where dw is not wanted.
     pub nodes: *mut f32,
     /// Of `dy`.

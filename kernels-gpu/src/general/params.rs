@@ -62,7 +62,7 @@ pub struct GeneralBackwardParams {
     pub dx: Tensor,
     /// FP32 `[rows]`, of the forward.
     pub rstd: *const f32,
-    /// FP32 `[slots, 2, columns]`: a node of the dw tree a slot, its sums and its compensations,
+    /// A node of the dw tree a slot, as [`crate::tree::store_node`] wants it,
     /// with as many columns as [`crate::tree::node_columns`] says. Null where dw is not wanted.
     pub nodes: *mut f32,
     /// T.
