@@ -204,12 +204,19 @@ mod tests {
 
     #[test]
     fn a_choice_that_fails_is_an_error() {
-        let failing = |_: &Choice, _| {
-            Err(CliError::NoDevice {
-                device: "cuda",
-                reason: "gone".to_owned(),
-            })
-        };
-        assert!(fastest(&[choice(1)], &choice(2), failing).is_err());
+        // A choice measured quickly or well; the built-in one, which is measured well alone.
+        for (warps, thoroughly) in [(1, false), (1, true), (2, true)] {
+            let failing = |choice: &Choice, thorough| {
+                if (choice.warps, thorough) != (warps, thoroughly) {
+                    return Ok(1.0);
+                }
+                Err(CliError::NoDevice {
+                    device: "cuda",
+                    reason: "gone".to_owned(),
+                })
+            };
+            let found = fastest(&[choice(1)], &choice(2), failing);
+            assert!(found.is_err(), "{warps} warps, thoroughly: {thoroughly}");
+        }
     }
 }
