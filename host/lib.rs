@@ -45,7 +45,16 @@ pub use op::{
 pub use step::Step;
 pub use view::{Dtype, RowGroups, RowsView, VectorView, Workspace};
 
-/// The examples of README.md, as tests.
+/// The examples of the documents, as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-pub struct Readme;
+mod documents {
+    #[doc = include_str!("../README.md")]
+    pub struct Readme;
+
+    #[doc = include_str!("../docs/playground.md")]
+    pub struct Playground;
+
+    #[cfg(feature = "cudarc")]
+    #[doc = include_str!("../docs/embedding.md")]
+    pub struct Embedding;
+}

@@ -54,3 +54,13 @@ mod module;
 pub mod ops;
 
 pub use module::{RmsNorm, rms_norm};
+
+/// The examples of the documents, as tests.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../README.md")]
+    pub struct Readme;
+
+    #[doc = include_str!("../../docs/embedding-candle.md")]
+    pub struct Embedding;
+}

@@ -120,3 +120,41 @@ pub fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod documented;
+
+#[cfg(test)]
+mod tests {
+    use super::{Cli, documented};
+    use clap::CommandFactory;
+    use std::path::Path;
+
+    /// Words before this program's arguments.
+    fn arguments_of(words: &[&str]) -> Option<usize> {
+        if let ["cargo", "run", rest @ ..] = words {
+            let separator = rest.iter().position(|word| *word == "--")?;
+            let elsewhere = ["-p", "--package", "--bin", "--example", "--manifest-path"];
+            let ours = !rest[..separator]
+                .iter()
+                .any(|word| elsewhere.contains(word));
+            return ours.then_some(2 + separator + 1);
+        }
+        let program = |word: &&str| {
+            Path::new(word)
+                .file_name()
+                .is_some_and(|name| name == "cake-rmsnorm")
+        };
+        let position = words.iter().position(program)?;
+        // The name alone is the crate's.
+        (position + 1 < words.len() && words[0] != "cargo").then_some(position + 1)
+    }
+
+    #[test]
+    fn command_lines_in_the_documents_are_accepted() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let (count, refused) = documented::check(root, &Cli::command(), arguments_of);
+        assert!(refused.is_empty(), "{}", refused.join("\n"));
+        assert!(count > 20, "only {count} found");
+    }
+}

@@ -45,3 +45,8 @@ pub use launch::{Checks, Launch, Progress, Report, Simulator};
 pub use memory::{Buffer, Contents, Memory, MemoryError, Rights};
 pub use mutation::{Mutation, Synchronisation};
 pub use schedule::{BlockOrder, CopyTiming, Order, Schedule};
+
+/// The example of README.md, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -8,6 +8,7 @@ mod cuda_tools;
 mod device_build;
 mod header;
 mod lint;
+mod plots;
 mod postprocess;
 mod ptx;
 mod ptx_text;
@@ -42,6 +43,8 @@ enum Command {
     CudaStub(stub::Args),
     /// Write the tables of the documents from `docs/measurements/`.
     Tables(tables::Args),
+    /// Draw the pictures of the documents from `docs/measurements/` and from the plans.
+    Plots(plots::Args),
     /// Write the C header from the sources of the C interface.
     Header(header::Args),
     /// List the library's public items, or check that none is gone.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Sass(args) => assemble::run(&args).map_err(Into::into),
         Command::CudaStub(args) => stub::run(&args).map_err(Into::into),
         Command::Tables(args) => tables::run(&args).map_err(Into::into),
+        Command::Plots(args) => plots::run(&args).map_err(Into::into),
         Command::Header(args) => header::run(&args).map_err(Into::into),
         Command::Api(args) => api::run(&args).map_err(Into::into),
         Command::Breakages(args) => breakages::run(&args).map_err(Into::into),
@@ -72,5 +76,29 @@ fn main() -> ExitCode {
             }
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+#[path = "../../host/cli/documented.rs"]
+mod documented;
+
+#[cfg(test)]
+mod tests {
+    use super::{Cli, documented, workspace};
+    use clap::CommandFactory;
+
+    /// Words before the arguments of `cargo xtask`, within `$(…)` too.
+    fn arguments_of(words: &[&str]) -> Option<usize> {
+        let cargo = |word: &&str| word.ends_with("cargo");
+        let position = words.iter().position(cargo)?;
+        (words.get(position + 1) == Some(&"xtask")).then_some(position + 2)
+    }
+
+    #[test]
+    fn command_lines_in_the_documents_are_accepted() {
+        let (count, refused) = documented::check(workspace::root(), &Cli::command(), arguments_of);
+        assert!(refused.is_empty(), "{}", refused.join("\n"));
+        assert!(count > 20, "only {count} found");
     }
 }

@@ -1,10 +1,10 @@
 //! `cargo xtask tables`: the tables that documents show, from the files in `docs/measurements/`,
 //! so that no figure is typed by hand.
 
-mod data;
+pub mod data;
 mod facts;
 mod full;
-mod markdown;
+pub mod markdown;
 mod summary;
 #[cfg(test)]
 mod tests;

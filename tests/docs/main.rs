@@ -1,7 +1,33 @@
-//! The documentation names tests that exist.
+//! The documentation: its links lead somewhere, its examples are tests, the tests it names exist.
 
+mod comparison;
+mod links;
+mod samples;
+
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All documents, by their paths in the repository.
+fn documents() -> BTreeMap<PathBuf, String> {
+    let folders = ["", "docs", "docs/measurements", "simt", "candle", "python"];
+    let entries = folders.iter().flat_map(|folder| {
+        let entries = fs::read_dir(root().join(folder)).unwrap_or_else(|e| panic!("{folder}: {e}"));
+        entries.map(|entry| Path::new(folder).join(entry.expect("an entry").file_name()))
+    });
+    entries
+        .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
+        .map(|path| {
+            let text = fs::read_to_string(root().join(&path));
+            let text = text.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            (path, text)
+        })
+        .collect()
+}
 
 /// Tests as docs/testing.md names them: a file in Rust or Python, and a function.
 fn named_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
@@ -27,7 +53,7 @@ fn has_test(file: &str, source: &str, name: &str) -> bool {
 
 #[test]
 fn tests_that_are_named_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = root();
     let text = fs::read_to_string(root.join("docs/testing.md")).expect("docs/testing.md");
     let mut count = 0;
     for (file, name) in named_tests(&text) {

@@ -1,0 +1,66 @@
+//! Programs in the documents are run as tests.
+
+use crate::{documents, root};
+use std::fs;
+use std::path::Path;
+
+/// Documents with Rust in them, the file whose documentation tests they are, and the path there.
+const TESTED: [(&str, &str, &str); 6] = [
+    ("README.md", "host/lib.rs", "../README.md"),
+    ("docs/playground.md", "host/lib.rs", "../docs/playground.md"),
+    ("docs/embedding.md", "host/lib.rs", "../docs/embedding.md"),
+    (
+        "docs/embedding-candle.md",
+        "candle/src/lib.rs",
+        "../../docs/embedding-candle.md",
+    ),
+    ("candle/README.md", "candle/src/lib.rs", "../README.md"),
+    ("simt/README.md", "simt/src/lib.rs", "../README.md"),
+];
+
+/// The one that names a crate that is on no registry, and says that it was not run.
+const UNTESTED: &str = "docs/rust-cuda.md";
+
+/// What opens the code blocks of a document.
+fn languages(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("```"))
+        .step_by(2)
+}
+
+#[test]
+fn rust_in_the_documents_is_tested() {
+    for (page, text) in documents() {
+        let mut rust = languages(&text).filter(|language| language.starts_with("rust"));
+        let tested = TESTED.iter().find(|(tested, ..)| Path::new(tested) == page);
+        let page = page.display();
+        match tested {
+            Some((_, source, path)) => {
+                let source = fs::read_to_string(root().join(source)).expect(source);
+                assert!(
+                    source.contains(&format!("#[doc = include_str!(\"{path}\")]")),
+                    "{page} is not among the tests"
+                );
+                assert!(
+                    rust.all(|language| !language.contains("ignore")),
+                    "{page} has an example that is not compiled"
+                );
+            }
+            None if page.to_string() == UNTESTED => assert_eq!(rust.count(), 1),
+            None => assert_eq!(rust.count(), 0, "no test runs the examples of {page}"),
+        }
+    }
+}
+
+#[test]
+fn other_languages_are_known() {
+    // c: capi/tests/c_program.rs; python: python/tests/test_guide.py; sh, console:
+    // host/cli/mod.rs and xtask/src/main.rs parse the command lines.
+    let known = ["rust", "c", "python", "sh", "console", "toml", "text"];
+    for (page, text) in documents() {
+        for language in languages(&text) {
+            let name = language.split(',').next().unwrap_or(language);
+            assert!(known.contains(&name), "{}: {language:?}", page.display());
+        }
+    }
+}
