@@ -1,7 +1,7 @@
 //! The command lines that the documents show, for the tests that parse them; xtask includes this
 //! file too.
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::fs;
 use std::path::Path;
 
@@ -41,7 +41,7 @@ pub fn check(
             let result = command.clone().try_get_matches_from(arguments);
             let fine = result
                 .as_ref()
-                .map_or_else(|error| may_be_shown(error.kind(), whole), |_| true);
+                .map_or_else(|error| may_be_shown(error, whole), |_| true);
             if let (Err(error), false) = (result, fine) {
                 refused.push(format!("{}: {line}\n{error}", page.display()));
             }
@@ -51,11 +51,15 @@ pub fn check(
 }
 
 /// Whether a line that fails so may stand in a document.
-fn may_be_shown(error: ErrorKind, whole: bool) -> bool {
-    match error {
+fn may_be_shown(error: &clap::Error, whole: bool) -> bool {
+    match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => true,
-        // In a sentence some arguments may do.
+        // In a sentence some arguments may do, and options without their values.
         ErrorKind::MissingRequiredArgument => !whole,
+        ErrorKind::InvalidValue => {
+            let value = error.get(ContextKind::InvalidValue);
+            !whole && matches!(value, Some(ContextValue::String(value)) if value.is_empty())
+        }
         _ => false,
     }
 }
@@ -66,10 +70,16 @@ fn code(text: &str) -> Vec<(&str, bool)> {
     for (i, part) in text.split("```").enumerate() {
         if i % 2 == 0 {
             code.extend(part.split('`').skip(1).step_by(2).map(|code| (code, false)));
-        } else if let Some((language, block)) = part.split_once('\n')
-            && matches!(language, "sh" | "console")
-        {
-            code.push((block, true));
+        } else if let Some((language, block)) = part.split_once('\n') {
+            match language {
+                "sh" => code.push((block, true)),
+                // Between commands stands what they print.
+                "console" => {
+                    let commands = block.lines().filter(|line| line.starts_with("$ "));
+                    code.extend(commands.map(|line| (line, true)));
+                }
+                _ => {}
+            }
         }
     }
     code

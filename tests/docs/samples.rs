@@ -3,6 +3,7 @@
 use crate::{documents, root};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 /// Documents with Rust in them, the file whose documentation tests they are, and the path there.
 const TESTED: [(&str, &str, &str); 6] = [
@@ -62,5 +63,37 @@ fn other_languages_are_known() {
             let name = language.split(',').next().unwrap_or(language);
             assert!(known.contains(&name), "{}: {language:?}", page.display());
         }
+    }
+}
+
+/// Commands of this program in the README, and what it says they print.
+fn tour(readme: &str) -> Vec<(Vec<&str>, String)> {
+    let blocks = readme
+        .split("```")
+        .filter_map(|part| part.strip_prefix("console\n$ "));
+    let shown = blocks.filter_map(|block| block.split_once('\n'));
+    let ours = shown.filter_map(|(command, output)| {
+        let arguments = command.strip_prefix("cargo run --release -- ")?;
+        Some((arguments.split(' ').collect(), output.to_owned()))
+    });
+    ours.collect()
+}
+
+#[test]
+#[cfg_attr(feature = "cuda", ignore = "a GPU is looked for")]
+fn the_readme_shows_what_is_printed() {
+    let documents = documents();
+    let tour = tour(&documents[Path::new("README.md")]);
+    assert_eq!(tour.len(), 2);
+    for (arguments, shown) in tour {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cake-rmsnorm"));
+        let output = command.args(&arguments).output().expect("the program");
+        let printed = String::from_utf8(output.stdout).expect("text");
+        let lines = |text: &str| {
+            text.lines()
+                .map(|line| line.trim_end().to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(lines(&printed), lines(&shown), "{arguments:?}");
     }
 }

@@ -2,6 +2,7 @@
 //! and from the plans of the program, each for light and for dark pages.
 
 mod accuracy;
+mod badges;
 mod gated;
 mod picture;
 mod routes;
@@ -73,9 +74,15 @@ const FOLDER: &str = "docs/plots";
 /// A measurement or the program's plans cannot be read, or (`--check`) a picture is stale.
 pub fn run(args: &Args) -> Result<(), Error> {
     let root = workspace::root();
-    let mut pictures = measured(&root.join("docs/measurements"))?;
+    let measurements = root.join("docs/measurements");
+    let mut pictures = measured(&measurements)?;
     pictures.extend(routes::draw(root)?);
-    let stale = update(&root.join(FOLDER), &pictures, args.check)?;
+    let mut files = drawn(&pictures)?;
+    files.extend(badges::draw(
+        root,
+        &Measurements::read(&measurements)?.checks,
+    )?);
+    let stale = update(&root.join(FOLDER), &files, args.check)?;
     if args.check && !stale.is_empty() {
         return Err(Error::Stale(stale));
     }
@@ -83,7 +90,7 @@ pub fn run(args: &Args) -> Result<(), Error> {
         println!("{FOLDER}/{file}: written");
     }
     if stale.is_empty() {
-        println!("{} pictures: as measurements and plans say", pictures.len());
+        println!("{} files: as measurements and plans say", files.len());
     }
     Ok(())
 }
@@ -100,8 +107,8 @@ fn measured(folder: &Path) -> Result<Pictures, Error> {
     Ok(pictures)
 }
 
-/// Writes the pictures, or with `check` nothing; the files that differed.
-fn update(folder: &Path, pictures: &Pictures, check: bool) -> Result<Vec<String>, Error> {
+/// The pictures for light and dark pages, by file.
+fn drawn(pictures: &Pictures) -> Result<BTreeMap<String, String>, Error> {
     let mut files = BTreeMap::new();
     for (&name, picture) in pictures {
         for theme in [&LIGHT, &DARK] {
@@ -112,8 +119,17 @@ fn update(folder: &Path, pictures: &Pictures, check: bool) -> Result<Vec<String>
             files.insert(format!("{name}-{}.svg", theme.name), svg);
         }
     }
+    Ok(files)
+}
+
+/// Writes the files, or with `check` nothing; those that differed.
+fn update(
+    folder: &Path,
+    files: &BTreeMap<String, String>,
+    check: bool,
+) -> Result<Vec<String>, Error> {
     let mut stale = Vec::new();
-    for (file, svg) in &files {
+    for (file, svg) in files {
         let path = folder.join(file);
         if fs::read_to_string(&path).ok().as_ref() != Some(svg) {
             stale.push(file.clone());

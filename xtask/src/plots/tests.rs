@@ -117,9 +117,11 @@ fn plans_become_pictures() {
 fn edited_and_stray_pictures_are_stale() {
     let (measurements, root) = (sample(), TempDir::new().expect("a folder"));
     let pictures = measured(measurements.path()).expect("readable");
+    let files = drawn(&pictures).expect("drawn");
+    assert_eq!(files.len(), 2 * pictures.len());
     let folder = root.path().join("plots");
-    let update = |check| update(&folder, &pictures, check).expect("drawn");
-    assert_eq!(update(true).len(), 2 * pictures.len());
+    let update = |check| update(&folder, &files, check).expect("written");
+    assert_eq!(update(true).len(), files.len());
     assert!(!folder.exists(), "a check writes nothing");
     update(false);
     assert_eq!(update(true), [""; 0]);
@@ -145,4 +147,30 @@ fn tables_that_cannot_be_used_are_refused() {
         let error = measured(folder.path()).err().expect(text);
         assert!(matches!(error, Error::Table { .. }), "{error}");
     }
+}
+
+#[test]
+fn badges_say_what_the_manifest_and_the_checks_say() {
+    let root = folder(&[(
+        "Cargo.toml",
+        "rust-version = \"1.90\"\nlicense = \"A OR B\"\n",
+    )]);
+    let output = json!({"max_ulp": 0.5, "correctly_rounded": 1.0, "within_bound": true, "bits_match_golden": true});
+    let check = |dw: &Value| {
+        json!({"device": "cuda", "device_name": "Some GPU", "inputs": "random", "rows": 1, "hidden": 8,
+            "weight": "f32", "residual": false, "ok": true, "failures": [],
+            "y": output, "rstd": output, "dx": output, "dw": dw})
+    };
+    let mut wrong = output.clone();
+    wrong["bits_match_golden"] = json!(false);
+    let record = json!({"record": {"date": "2026-11-29", "gpu": "NVIDIA X1", "driver": "1", "command": "c", "commit": "a"}});
+    let lines = [record, check(&output), check(&wrong)].map(|line| line.to_string());
+    let measurements = folder(&[("a.check.jsonl", &lines.join("\n"))]);
+    let checks = Measurements::read(measurements.path())
+        .expect("readable")
+        .checks;
+    let badges = badges::draw(root.path(), &checks).expect("drawn");
+    assert!(badges["badge-rust.svg"].contains("1.90 or newer"));
+    assert!(badges["badge-licence.svg"].contains("A or B"));
+    assert!(badges["badge-bits.svg"].contains("on an X1: 1 of 2 cases"));
 }
