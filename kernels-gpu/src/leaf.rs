@@ -19,9 +19,11 @@ pub const fn window_rows(hidden: u32) -> u64 {
 #[must_use]
 #[inline(always)]
 pub const fn window_leaves(rows: u64, hidden: u32) -> u64 {
-    // With half the workers, twice as many columns are worked on at once.
+    // With fewer workers a column, more columns are worked on at once.
     if hidden > 2048 && hidden <= 4096 && rows <= 256 {
         64
+    } else if hidden > 4096 && hidden <= 8192 && rows > 64 && rows <= 128 {
+        32
     } else {
         128
     }

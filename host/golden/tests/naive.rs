@@ -239,9 +239,13 @@ fn leaf_rows(rows: usize, hidden: usize) -> usize {
         _ => 1024,
     };
     if rows <= window {
-        let few = (2049..=4096).contains(&hidden) && rows <= 256;
+        let leaves = match hidden {
+            2049..=4096 if rows <= 256 => 64,
+            4097..=8192 if rows > 64 && rows <= 128 => 32,
+            _ => 128,
+        };
         let mut leaf_rows = 1;
-        while leaf_rows * if few { 64 } else { 128 } < rows {
+        while leaf_rows * leaves < rows {
             leaf_rows *= 2;
         }
         return leaf_rows;
