@@ -62,7 +62,7 @@ fn the_flush_reads_every_word() {
         let sim = Sim::new();
         let mut bytes = vec![0u8; 16 * words];
         if let Some(place) = place {
-            bytes[16 * place + 5] = 1;
+            bytes[16 * place + place % 16] = 1;
         }
         let from = sim.alloc("from", bytes.len());
         let sink = sim.alloc("sink", 4);

@@ -70,17 +70,20 @@ fn a_misaligned_vector_access_is_caught() {
     };
     let setup = |memory: &mut Memory| memory.alloc_from("x", &[0u32; 8]);
     accepted(run_all((1, 32, 0), setup, |x| kernel(x, 16)));
-    let results = run_all((1, 32, 0), setup, |x| kernel(x, 2));
-    caught(SOURCE, &["vector"], results, |kind| {
-        matches!(
-            kind,
-            FaultKind::Misaligned {
-                action: Action::Read,
-                bytes: 16,
-                ..
-            }
-        )
-    });
+    // By less than a word, and by whole words.
+    for misaligned in [2, 4, 8] {
+        let results = run_all((1, 32, 0), setup, |x| kernel(x, misaligned));
+        caught(SOURCE, &["vector"], results, |kind| {
+            matches!(
+                kind,
+                FaultKind::Misaligned {
+                    action: Action::Read,
+                    bytes: 16,
+                    ..
+                }
+            )
+        });
+    }
 }
 
 #[test]
