@@ -105,16 +105,20 @@ pub const RACE: &str = "
 }
 ";
 
-/// One thread of the block goes around the barrier.
+/// The two halves of each warp go to different barriers.
 pub const DIVERGENT: &str = "
 .visible .entry planted(.param .u64 memory)
 {
     .reg .pred %p<2>;
     .reg .b32 %r<4>;
     mov.u32 %r0, %tid.x;
-    setp.ge.u32 %p0, %r0, 63;
-    @%p0 bra END;
+    and.b32 %r1, %r0, 31;
+    setp.ge.u32 %p0, %r1, 16;
+    @%p0 bra OTHER;
     bar.sync 0;
+    bra END;
+OTHER:
+    bar.sync 1;
 END:
     ret;
 }
