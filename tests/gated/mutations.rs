@@ -115,5 +115,5 @@ fn every_mutant_is_noticed() {
         }
     }
     assert!(open.is_empty(), "nothing notices {open:#?}");
-    assert!(closed.len() > 20, "only {} mutants", closed.len());
+    assert!(closed.len() >= 20, "only {} mutants", closed.len());
 }

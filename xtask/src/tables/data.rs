@@ -35,6 +35,7 @@ pub struct Measurements {
     pub peers: Vec<File<Peers>>,
     pub checks: Vec<File<Vec<Check>>>,
     pub sanitizer: Vec<File<Vec<SanitizerRun>>>,
+    pub reliability: Vec<File<Vec<Finding>>>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
@@ -212,6 +213,23 @@ impl Check {
     }
 }
 
+/// What a part of the reliability run found.
+#[derive(Clone, Deserialize)]
+pub struct Finding {
+    pub part: String,
+    pub status: FindingStatus,
+    pub what: String,
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Copy, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum FindingStatus {
+    Pass,
+    Fail,
+    Skipped,
+}
+
 /// One tool of compute-sanitizer on one shape.
 #[derive(Clone, Deserialize)]
 pub struct SanitizerRun {
@@ -266,11 +284,14 @@ impl Measurements {
                 validate(&path, &peers)?;
                 all.peers.push(file(name, record, peers));
             } else if name.ends_with(".check.jsonl") {
-                let (record, checks) = parse_checks(&path)?;
+                let (record, checks) = parse_lines(&path)?;
                 all.checks.push(file(name, record, checks));
             } else if name.ends_with(".sanitizer.json") {
                 let RecordedRuns { record, runs } = parse(&path)?;
                 all.sanitizer.push(file(name, record, runs));
+            } else if name.ends_with(".reliability.jsonl") {
+                let (record, findings) = parse_lines(&path)?;
+                all.reliability.push(file(name, record, findings));
             } else if name.contains(".json") {
                 return Err(invalid(&path, "not named as any format of measurements"));
             }
@@ -278,6 +299,7 @@ impl Measurements {
         newest_first(&mut all.peers);
         newest_first(&mut all.checks);
         newest_first(&mut all.sanitizer);
+        newest_first(&mut all.reliability);
         Ok(all)
     }
 }
@@ -315,7 +337,8 @@ fn parse<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
     })
 }
 
-fn parse_checks(path: &Path) -> Result<(Record, Vec<Check>), Error> {
+/// A record, then an object a line; a line of totals says nothing new.
+fn parse_lines<T: DeserializeOwned>(path: &Path) -> Result<(Record, Vec<T>), Error> {
     let text = text(path)?;
     let format = |source| Error::Format {
         path: path.to_owned(),
@@ -324,11 +347,12 @@ fn parse_checks(path: &Path) -> Result<(Record, Vec<Check>), Error> {
     let mut objects = serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>();
     let first = objects.next().ok_or_else(|| invalid(path, "is empty"))?;
     let Recorded { record } = serde_json::from_value(first.map_err(format)?).map_err(format)?;
-    let checks = objects
+    let lines = objects
+        .filter(|object| !matches!(object, Ok(object) if object.get("totals").is_some()))
         .map(|object| serde_json::from_value(object?))
         .collect::<Result<_, _>>()
         .map_err(format)?;
-    Ok((record, checks))
+    Ok((record, lines))
 }
 
 /// Times are positive, and no candidate is measured twice in one case.

@@ -1,7 +1,10 @@
 //! The README's table: a few figures of the newest measurement of each GPU.
 
 use super::{
-    data::{Check, File, Form, Measurements, OURS, Op, Peers, SanitizerRun, Weight},
+    data::{
+        Check, File, Finding, FindingStatus, Form, Measurements, OURS, Op, Peers, SanitizerRun,
+        Weight,
+    },
     markdown::{
         self, Case, FRACTION, NOTHING, best_peer, geometric_mean, largest, least, newest, origin,
         ours, percent, share, table, yes,
@@ -27,6 +30,9 @@ pub fn render(measurements: &Measurements) -> String {
     }
     for group in newest(&measurements.sanitizer) {
         parts.push(sanitizer(&group));
+    }
+    for group in newest(&measurements.reliability) {
+        parts.push(reliability(&group));
     }
     if parts.is_empty() {
         return NOTHING.to_owned();
@@ -196,6 +202,28 @@ fn checks(group: &[&File<Vec<Check>>]) -> String {
         devices.join("; "),
         yes(golden == all),
         share(least(&rounded)),
+    )
+}
+
+/// How many findings are as they should be, and each that is not.
+fn reliability(group: &[&File<Vec<Finding>>]) -> String {
+    let findings: Vec<_> = group.iter().flat_map(|file| &file.content).collect();
+    let with = |status| findings.iter().filter(move |it| it.status == status);
+    let of = |status, word: &str| {
+        let named = with(status).map(|it| {
+            let reason = it.reason.as_deref().unwrap_or("no reason given");
+            let (part, what) = (&it.part, &it.what);
+            format!(" {word} {part}: {what} ({reason}).")
+        });
+        named.collect::<String>()
+    };
+    format!(
+        "**Reliability run** on {}: {} of {} findings as they should be.{}{}",
+        origin(&group[0].record),
+        with(FindingStatus::Pass).count(),
+        findings.len(),
+        of(FindingStatus::Fail, "Failed:"),
+        of(FindingStatus::Skipped, "Skipped:"),
     )
 }
 
