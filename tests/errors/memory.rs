@@ -447,9 +447,9 @@ fn a_workspace_that_is_too_small_is_refused() {
     // Few rows need none.
     let calls = launches(|args: &mut BackwardArgs, _| {
         for argument in BACKWARD {
-            args.matrix(argument).rows = 512;
+            args.matrix(argument).rows = 256;
         }
-        there(&mut args.rstd).len = 512;
+        there(&mut args.rstd).len = 256;
         args.workspace = Workspace {
             address: 0,
             bytes: 0,
