@@ -204,6 +204,25 @@ fn full_tables_show_slower_results_and_failures() {
 }
 
 #[test]
+fn the_summary_names_what_the_reliability_run_did_not_keep() {
+    let finding = |part: &str, status: &str, reason: Option<&str>| {
+        json!({"part": part, "status": status, "what": "it holds", "counts": [["runs", 3]],
+            "reason": reason, "seconds": 0.5})
+    };
+    let lines = checks(&[
+        finding("cases", "PASS", None),
+        finding("graphs", "FAIL", Some("2 replays differ")),
+        finding("contexts", "SKIPPED", Some("there is 1 GPU")),
+        json!({"totals": {"fail": 1, "pass": 1, "skipped": 1}}),
+    ]);
+    let root = written(&[("a.reliability.jsonl", lines)]);
+    assert_has(
+        &text(&root, "README.md"),
+        "`abc123`: 1 of 3 findings as they should be. Failed: graphs: it holds (2 replays differ). Skipped: contexts: it holds (there is 1 GPU).",
+    );
+}
+
+#[test]
 fn facts_count_faster_and_slower_shapes() {
     let root = written(&[("a.peers.json", sample().to_string())]);
     let facts = text(&root, "docs/measured-facts.md");
