@@ -1,24 +1,38 @@
 #!/usr/bin/env python3
 """Time the gated RMSNorm beside torch.compile of the formula, flash-linear-attention's fused
-norm-gate (where it can be imported) and a copy of the same bytes.
+norm-gate (where it can be imported: pack-fla.sh) and a copy of the same bytes.
 
     cargo build --release -p cake-rmsnorm-capi --features cuda
-    python3 benches/gated.py --lib target/release/libcake_rmsnorm_capi.so --peers peers.py --json out.json
+    python3 benches/gated.py --lib target/release/libcake_rmsnorm_capi.so --peers peers.py \
+        --json out.json --tsv out.gated.tsv --commit $(git rev-parse HEAD)
 
 Timing is that of peers.py, whose `Timer` and `Ceiling` are used: replayed CUDA graphs, L2 emptied by
 reading before each operation, the median of all samples; fractions are of the faster copy.
 
-Bytes: forward reads x and z, writes y (6 a element); backward reads dy, x, z, writes dx, dz (10).
-Backwards recompute rstd and the gate from x and z; nothing else is kept.
+Before it is timed, each operation's outputs are compared with the formula in FP64: `err` is the
+largest relative L2 error among them, and where it is above LIMIT nothing is timed.
+
+Bytes: forward reads x and z, writes y (6 an element); backward reads dy, x, z, writes dx, dz (10).
+Backwards recompute rstd and the gate from x and z; flash-linear-attention's keeps rstd, and rounds dw
+to the weight's type.
 """
 
 import argparse
 import ctypes
+import datetime
+import importlib
 import importlib.util
 import json
+import subprocess
+import sys
 
 EPS = 1e-6
 ROWS = [1024, 16384, 98304, 393216, 1048576, 2097152, 4194304]
+# Rounding to BF16 makes an error of about 2^-9.
+LIMIT = 2.0 ** -7
+OUTPUTS = {"fwd": ("y",), "bwd": ("dx", "dz", "dw")}
+COLUMNS = ("rows", "hidden", "weight", "order", "op", "candidate", "us", "us_p10", "us_p90",
+           "copy_us", "frac", "err")
 
 
 def load_peers(path):
@@ -43,8 +57,9 @@ class Ours:
         wdtype = int(t["w"].dtype == torch.bfloat16)
         size = self.lib.rmsnorm_bench_gated_workspace(rows, hidden, 1, wdtype, order)
         workspace = torch.empty(max(size, 16), dtype=torch.uint8, device="cuda")
-        y, dx, dz = (torch.empty_like(t["x"]) for _ in range(3))
-        dw = torch.empty(hidden, dtype=torch.float32, device="cuda")
+        # What is not written shows in the comparison.
+        y, dx, dz = (torch.full_like(t["x"], float("nan")) for _ in range(3))
+        dw = torch.full((hidden,), float("nan"), dtype=torch.float32, device="cuda")
 
         def stream():
             return torch.cuda.current_stream().cuda_stream
@@ -73,19 +88,22 @@ def norm(u):
     return u * torch.rsqrt(u.square().mean(-1, keepdim=True) + EPS)
 
 
-def formula_fwd(order):
+def formula_fwd(order, wide="float32"):
+    """The formula, its arithmetic in the type `wide`; y in the type of x, or in FP64."""
     def fwd(x, z, w):
         import torch
-        x_, g = x.float(), torch.nn.functional.silu(z.float())
-        y = norm(x_) * w.float() * g if order == 0 else norm(x_ * g) * w.float()
-        return y.to(x.dtype)
+        kind = getattr(torch, wide)
+        x_, w_, g = x.to(kind), w.to(kind), torch.nn.functional.silu(z.to(kind))
+        y = norm(x_) * w_ * g if order == 0 else norm(x_ * g) * w_
+        return y if wide == "float64" else y.to(x.dtype)
     return fwd
 
 
-def formula_bwd(order):
+def formula_bwd(order, wide="float32"):
     def bwd(dy, x, z, w):
         import torch
-        x_, z_, dy_, w_ = x.float(), z.float(), dy.float(), w.float()
+        kind = getattr(torch, wide)
+        x_, z_, dy_, w_ = x.to(kind), z.to(kind), dy.to(kind), w.to(kind)
         s = torch.sigmoid(z_)
         g, slope = z_ * s, s * (1 + z_ * (1 - s))
         u = x_ if order == 0 else x_ * g
@@ -98,8 +116,38 @@ def formula_bwd(order):
             dx, dz = du, dy_ * n * w_ * slope
         else:
             dx, dz = du * g, du * x_ * slope
-        return dx.to(x.dtype), dz.to(z.dtype), (of_norm * n).sum(0)
+        dw = (of_norm * n).sum(0)
+        return (dx, dz, dw) if wide == "float64" else (dx.to(x.dtype), dz.to(z.dtype), dw)
     return bwd
+
+
+def largest_error(op, outputs, t, order, rows=65536):
+    """The largest relative L2 error of an operation's outputs against the formula in FP64."""
+    import torch
+    outputs = outputs if op == "bwd" else (outputs,)
+    outputs = {name: output.detach() for name, output in zip(OUTPUTS[op], outputs)}
+    wrong = dict.fromkeys(outputs, 0.0)
+    size = dict.fromkeys(outputs, 0.0)
+
+    def compare(name, got, exact):
+        wrong[name] += (got.double() - exact).square().sum().item()
+        size[name] += exact.square().sum().item()
+
+    dw = 0
+    for start in range(0, t["x"].shape[0], rows):
+        part = slice(start, start + rows)
+        x, z, dy = t["x"][part], t["z"][part], t["dy"][part]
+        if op == "fwd":
+            compare("y", outputs["y"][part], formula_fwd(order, "float64")(x, z, t["w"]))
+        else:
+            dx, dz, of_part = formula_bwd(order, "float64")(dy, x, z, t["w"])
+            compare("dx", outputs["dx"][part], dx)
+            compare("dz", outputs["dz"][part], dz)
+            dw = dw + of_part
+    if op == "bwd":
+        compare("dw", outputs["dw"], dw)
+    errors = torch.tensor([wrong[name] / size[name] for name in outputs], dtype=torch.float64)
+    return errors.sqrt().max().item()
 
 
 def build_compile(t, order):
@@ -111,20 +159,68 @@ def build_compile(t, order):
 
 
 def build_fla(t, order):
-    """flash-linear-attention (norm before gate). Its backward keeps rstd and a BF16 dw."""
+    """flash-linear-attention (norm before gate)."""
     if order:
         raise NotImplementedError("norm before gate alone")
     import torch
     from fla.modules.fused_norm_gate import rms_norm_gated
     x, z, w = (t[k].detach().requires_grad_() for k in ("x", "z", "w"))
-    y = rms_norm_gated(x, z, w, None, activation="swish", eps=EPS)
 
     def fwd():
         return rms_norm_gated(x, z, w, None, activation="swish", eps=EPS)
+    y = fwd()
 
     def bwd():
         return torch.autograd.grad(y, (x, z, w), t["dy"], retain_graph=True)
     return fwd, bwd
+
+
+def importable(names):
+    """The candidates that are there, and why others are not."""
+    there, left_out = [], {}
+    for name in names:
+        try:
+            if name == "fla":
+                importlib.import_module("fla.modules.fused_norm_gate")
+            there.append(name)
+        except Exception as e:
+            left_out[name] = f"{type(e).__name__}: {e}"
+            print(f"{name} is left out: {left_out[name]}", flush=True)
+    return there, left_out
+
+
+def measure(op, fn, t, order, timer, ceiling, peers, quick):
+    """Compare the outputs of an operation with FP64, and time it."""
+    import torch
+    with torch.cuda.stream(timer.stream):
+        err = largest_error(op, fn(), t, order)
+    if not err <= LIMIT:
+        raise ArithmeticError(f"{op}: relative error {err:.2g}")
+    rows, hidden = t["x"].shape
+    nbytes = {"fwd": 6, "bwd": 10}[op] * rows * hidden
+    result = peers.summarise(timer.samples(fn, *peers.repeats(nbytes, quick)))
+    copy = ceiling.get(nbytes)["us"]
+    return dict(result, op=op, copy_us=copy, frac=copy / result["us"], err=err)
+
+
+def write_tsv(path, out, commit):
+    """The format of docs/measurements/*.gated.tsv."""
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True, text=True).stdout.split("\n")[0]
+    versions = ", ".join(f"{name} {version}" for name, version in out["versions"].items())
+    notes = "".join(f"; {name} left out: {why}" for name, why in out["left_out"].items())
+    notes += "".join(f"; {e['candidate']} {e['rows']} {e['weight']} order {e['order']}: {e['error']}"
+                     for e in out["errors"])
+    with open(path, "w") as f:
+        f.write(f"# date {datetime.date.today()}, gpu {out['gpu']}, driver {driver}, commit {commit}\n")
+        f.write(f"# benches/{out['command']}; {versions}{notes}\n")
+        f.write("\t".join(COLUMNS) + "\n")
+        for result in out["results"]:
+            cells = (result[column] for column in COLUMNS)
+            cells = (f"{c:.3g}" if k == "err" else f"{c:.4g}" if k == "frac" else str(c)
+                     for k, c in zip(COLUMNS, cells))
+            f.write("\t".join(cells) + "\n")
 
 
 def main():
@@ -138,9 +234,12 @@ def main():
     p.add_argument("--candidates", default="ours,compile,fla")
     p.add_argument("--quick", action="store_true")
     p.add_argument("--json")
+    p.add_argument("--tsv")
+    p.add_argument("--commit", default="unknown", help="what --tsv names as the measured commit")
     args = p.parse_args()
     import torch
     peers = load_peers(args.peers)
+    candidates, left_out = importable(args.candidates.split(","))
     timer = peers.Timer()
     ceiling = peers.Ceiling(timer, args.quick)
     ours = Ours(args.lib)
@@ -150,7 +249,11 @@ def main():
         a @ a
     torch.cuda.synchronize()
     del a
-    results = []
+    out = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+           "versions": {"torch": torch.__version__}, "left_out": left_out,
+           "command": " ".join(["gated.py", *sys.argv[1:]]), "results": [], "errors": []}
+    if "fla" in candidates:
+        out["versions"]["fla-core"] = importlib.import_module("fla").__version__
     for hidden in args.hidden:
         for rows in args.rows:
             g = torch.Generator(device="cuda").manual_seed(rows)
@@ -163,29 +266,32 @@ def main():
                 t["w"] = w if wname == "f32" else w.to(torch.bfloat16)
                 for order in map(int, args.orders.split(",")):
                     line = []
-                    for name in args.candidates.split(","):
+                    for name in candidates:
+                        case = dict(rows=rows, hidden=hidden, weight=wname, order=order,
+                                    candidate=name)
                         try:
                             with torch.cuda.stream(timer.stream):
                                 built = builders[name](t, order)
-                            for op, fn, each in zip(("fwd", "bwd"), built, (6, 10)):
-                                nbytes = each * rows * hidden
-                                reps, replays = peers.repeats(nbytes, args.quick)
-                                r = peers.summarise(timer.samples(fn, reps, replays))
-                                copy = ceiling.get(nbytes)["us"]
-                                r.update(rows=rows, hidden=hidden, w=wname, order=order, op=op,
-                                         candidate=name, copy_us=copy, frac=copy / r["us"])
-                                results.append(r)
+                            for op, fn in zip(("fwd", "bwd"), built):
+                                r = measure(op, fn, t, order, timer, ceiling, peers, args.quick)
+                                out["results"].append(dict(r, **case))
                                 line.append(f"{name}.{op} {r['us']:.1f} ({r['frac']:.2f})")
+                        except NotImplementedError as e:
+                            line.append(f"{name}: {e}")
                         except Exception as e:
                             torch.cuda.synchronize()
-                            line.append(f"{name}: {type(e).__name__} {str(e)[:80]}")
+                            error = f"{type(e).__name__} {str(e)[:160]!r}"
+                            out["errors"].append(dict(case, error=error))
+                            line.append(f"{name}: {error}")
+                        built = fn = None
                     print(f"T={rows} H={hidden} {wname} order={order} | " + ", ".join(line),
                           flush=True)
             t = None
             if args.json:
                 with open(args.json, "w") as f:
-                    json.dump({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-                               "results": results}, f)
+                    json.dump(out, f)
+            if args.tsv:
+                write_tsv(args.tsv, out, args.commit)
 
 
 if __name__ == "__main__":

@@ -116,10 +116,11 @@ fn picture(origin: &str, fractions: &Fractions) -> Picture {
     let ours = ("cake-rmsnorm".to_owned(), OURS);
     let others = colours.into_iter().map(|(name, colour)| {
         let name = match name.as_str() {
-            "compile" => "torch.compile".to_owned(),
-            name => name.to_owned(),
+            "compile" => "torch.compile",
+            "fla" => "flash-linear-attention",
+            name => name,
         };
-        (name, colour)
+        (name.to_owned(), colour)
     });
     Picture {
         title: format!("{origin}: fraction of the copy, gated form"),
