@@ -15,8 +15,8 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 struct Checked {
     argument: Argument,
     view: RowsView,
-    /// Its bytes; `None` when there are no elements.
-    region: Option<Region>,
+    /// First byte, and the one behind the last; `None` when there are no elements.
+    extent: Option<(u64, u64)>,
 }
 
 /// Checks a forward's arguments; returns T.
@@ -202,7 +202,8 @@ fn scratch(workspace: Workspace) -> Result<Checked> {
 
 /// Checks where the argument lies.
 fn placed(argument: Argument, view: RowsView, alignment: u64) -> Result<Checked> {
-    let region = if view.extent(argument)?.is_some() {
+    let extent = view.extent(argument)?;
+    if extent.is_some() {
         if view.address == 0 {
             return Err(Error::NullPointer { argument });
         }
@@ -213,14 +214,11 @@ fn placed(argument: Argument, view: RowsView, alignment: u64) -> Result<Checked>
                 alignment,
             });
         }
-        Some(region(&view))
-    } else {
-        None
-    };
+    }
     Ok(Checked {
         argument,
         view,
-        region,
+        extent,
     })
 }
 
@@ -293,10 +291,13 @@ fn disjoint(outputs: &[Option<Checked>], inputs: &[Option<Checked>]) -> Result<(
     for (i, output) in outputs.iter().enumerate() {
         let Some(output) = output else { continue };
         for other in inputs.iter().chain(&outputs[i + 1..]).flatten() {
-            let (Some(a), Some(b)) = (&output.region, &other.region) else {
+            let (Some(a), Some(b)) = (output.extent, other.extent) else {
                 continue;
             };
-            if overlap(a, b) && !in_place(output, other) {
+            // Where rows lie in each other's gaps is worked out only for extents that meet.
+            let meet = a.0 < b.1 && b.0 < a.1;
+            let overlap = || overlap(&region(&output.view), &region(&other.view));
+            if meet && overlap() && !in_place(output, other) {
                 return Err(Error::Overlap {
                     output: output.argument,
                     other: other.argument,
