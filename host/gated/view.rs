@@ -50,15 +50,14 @@ impl HeadsView {
         }
     }
 
-    /// The distances that matter: 0 where there is but one.
+    /// The distances that matter: 0 where there is no row, or but one.
     pub(crate) fn strides(&self) -> (i64, i64) {
-        let token = if self.tokens > 1 {
-            self.token_stride
-        } else {
-            0
-        };
-        let head = if self.heads > 1 { self.head_stride } else { 0 };
-        (token, head)
+        let (tokens, heads) = (self.tokens, self.heads);
+        let of = |stride: i64, matters: bool| if matters { stride } else { 0 };
+        (
+            of(self.token_stride, tokens > 1 && heads > 0),
+            of(self.head_stride, heads > 1 && tokens > 0),
+        )
     }
 
     /// First and last byte, the end excluded; `None` when there are no elements.

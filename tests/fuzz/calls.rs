@@ -1,28 +1,19 @@
-//! Arbitrary calls of an operator on the CPU: views of any type, shape, stride and place in an arena,
-//! options of any kind. Held against an account of the arena's bytes that shares nothing with the
-//! library's validation.
-//!
-//! - A call that is refused changes nothing.
-//! - A call that is accepted writes its outputs' elements and nothing else, with the bits that it
-//!   gives on packed copies.
-//! - Without groups of rows, calls are accepted if and only if the account finds nothing wrong.
+//! Arbitrary calls of an operator: views of any type, shape, stride and place in an arena, options of
+//! any kind. The account says nothing of rows in groups.
 
-use super::arena::{ARENA, Memory, Outcome, simulated};
+use super::arena::ARENA;
+use super::judge::{self, Argument as _, Call as _, Verdict};
 use arbitrary::{Result, Unstructured};
-use cake_rmsnorm::backend::{Backend, cpu::Cpu, null::Null};
-use cake_rmsnorm::plan::DeviceProperties;
+use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::{
-    BackwardArgs, Dtype, Error, ForwardArgs, RmsNorm, RowsView, Update, VectorView, WeightGradient,
+    BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, Update, VectorView, WeightGradient,
     Workspace,
 };
 use std::collections::HashSet;
 
-/// Most rows whose bytes are accounted for.
-const MOST_ROWS: u64 = 64;
-
 /// An argument of a call.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Name {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Name {
     X,
     Residual,
     W,
@@ -39,7 +30,7 @@ enum Name {
 
 /// An argument as the account sees it: what it is, and where its elements are.
 #[derive(Clone, Copy, Debug)]
-struct Argument {
+pub struct Argument {
     name: Name,
     view: RowsView,
     output: bool,
@@ -71,11 +62,42 @@ impl Argument {
         let rows = RowsView::packed(view.address, 1, view.len).with_dtype(view.dtype);
         Self::new(name, rows)
     }
+}
 
-    /// The first bytes of its rows, seen from `base`.
-    fn rows(&self, base: u64) -> Vec<i128> {
+impl judge::Argument for Argument {
+    type Name = Name;
+
+    fn name(&self) -> Name {
+        self.name
+    }
+
+    fn address(&self) -> u64 {
+        self.view.address
+    }
+
+    fn is_output(&self) -> bool {
+        self.output
+    }
+
+    fn is_scratch(&self) -> bool {
+        self.name == Name::Workspace
+    }
+
+    fn rows(&self) -> Vec<u64> {
+        vec![self.view.rows]
+    }
+
+    fn hidden(&self) -> u64 {
+        self.view.hidden
+    }
+
+    fn bytes(&self) -> u64 {
+        self.view.dtype.bytes()
+    }
+
+    fn starts(&self, base: u64) -> Vec<i128> {
         let RowsView { rows, stride, .. } = self.view;
-        let bytes = i128::from(self.view.dtype.bytes());
+        let bytes = i128::from(self.bytes());
         let start = i128::from(self.view.address) - i128::from(base);
         let row = |row: u64| {
             let offset = match self.view.groups {
@@ -90,47 +112,33 @@ impl Argument {
         };
         (0..rows).map(row).collect()
     }
-
-    fn row_bytes(&self) -> i128 {
-        i128::from(self.view.hidden) * i128::from(self.view.dtype.bytes())
-    }
-
-    fn is_empty(&self) -> bool {
-        self.view.rows == 0 || self.view.hidden == 0
-    }
-
-    /// Whether every element is the arena's (or there is none, or no address).
-    fn is_inside(&self, base: u64) -> bool {
-        if self.is_empty() || self.view.address == 0 {
-            return true;
-        }
-        self.view.rows <= MOST_ROWS
-            && self.view.hidden <= ARENA as u64
-            && self
-                .rows(base)
-                .iter()
-                .all(|start| *start >= 0 && start + self.row_bytes() <= ARENA as i128)
-    }
-
-    /// Its bytes' places in the arena, row after row.
-    fn places(&self, base: u64) -> Vec<usize> {
-        if self.is_empty() {
-            return Vec::new();
-        }
-        let width = self.row_bytes() as usize;
-        let rows = self.rows(base).into_iter();
-        rows.flat_map(|start| start as usize..start as usize + width)
-            .collect()
-    }
 }
 
 /// A call.
-enum Call {
+pub enum Call {
     Forward(ForwardArgs),
     Backward(BackwardArgs),
 }
 
-impl Call {
+impl judge::Call for Call {
+    type Operator = RmsNorm;
+    type Argument = Argument;
+
+    fn operator(u: &mut Unstructured<'_>) -> Result<cake_rmsnorm::Result<RmsNorm>> {
+        operator(u)
+    }
+
+    fn draw(u: &mut Unstructured<'_>, op: &RmsNorm, base: u64) -> Result<Self> {
+        call(u, op, base)
+    }
+
+    fn account(&self, op: &RmsNorm, base: u64) -> Verdict {
+        if self.arguments().iter().any(|it| it.view.groups.is_some()) {
+            return Verdict::Unsure;
+        }
+        account(op, self, base).map_or(Verdict::Wrong, |shares| Verdict::Right { shares })
+    }
+
     fn arguments(&self) -> Vec<Argument> {
         let matrix = |name, view: Option<RowsView>| view.map(|view| Argument::new(name, view));
         let vector = |name, view: Option<VectorView>| view.map(|view| Argument::vector(name, view));
@@ -169,8 +177,6 @@ impl Call {
         }
     }
 
-    /// # Safety
-    /// - As [`Backend::forward`] and [`Backend::backward`].
     unsafe fn run(&self, backend: &dyn Backend, op: &RmsNorm) -> cake_rmsnorm::Result<()> {
         // SAFETY: the caller's obligations.
         unsafe {
@@ -181,7 +187,6 @@ impl Call {
         }
     }
 
-    /// The same call with each argument at another address, packed.
     fn packed(&self, place: impl Fn(Name) -> u64) -> Call {
         let matrix = |name, view: RowsView| {
             RowsView::packed(place(name), view.rows, view.hidden).with_dtype(view.dtype)
@@ -217,11 +222,6 @@ impl Call {
                 },
             }),
         }
-    }
-
-    fn accumulates(&self) -> bool {
-        matches!(self, Call::Backward(BackwardArgs { dw: Some(dw), .. })
-            if dw.update == Update::Accumulate)
     }
 }
 
@@ -288,136 +288,6 @@ fn account(op: &RmsNorm, call: &Call, base: u64) -> Option<bool> {
         }
     }
     Some(in_place)
-}
-
-/// Draws a call from `data`, makes it, and judges it; with `simulate` the kernels make it too.
-///
-/// # Panics
-/// When the library did what it should not.
-pub fn run(data: &[u8], simulate: bool) -> Outcome {
-    let mut source = Unstructured::new(data);
-    // With no bytes left, every choice is its first.
-    draw(&mut source, simulate).unwrap_or(Outcome::Elsewhere)
-}
-
-fn draw(u: &mut Unstructured<'_>, simulate: bool) -> Result<Outcome> {
-    let mut arena = Memory::random(ARENA, u.arbitrary()?);
-    let op = match operator(u)? {
-        Ok(op) => op,
-        Err(error) => return Ok(Outcome::Refused(error)),
-    };
-    let base = arena.address();
-    let call = call(u, &op, base)?;
-    let arguments = call.arguments();
-
-    // A backend that touches no memory takes anything.
-    let null = Null::new(DeviceProperties::H200);
-    // SAFETY: it touches no memory.
-    let launched = unsafe { call.run(&null, &op) };
-    if !arguments.iter().all(|argument| argument.is_inside(base)) {
-        return Ok(launched.map_or_else(Outcome::Refused, |()| Outcome::Elsewhere));
-    }
-    let grouped = arguments.iter().any(|it| it.view.groups.is_some());
-    let judged = if grouped {
-        None
-    } else {
-        account(&op, &call, base)
-    };
-    let before = arena.clone();
-    let expected = expected(&op, &call, &before, base);
-    // SAFETY: every element is the arena's; what is misaligned or overlaps is refused.
-    let result = unsafe { call.run(&Cpu, &op) };
-    if let Err(error) = result {
-        assert!(arena == before, "a refused call wrote: {error}");
-        assert!(
-            judged.is_none(),
-            "refused without a reason: {error}\n{arguments:#?}"
-        );
-        return Ok(Outcome::Refused(error));
-    }
-    assert!(
-        grouped || judged.is_some(),
-        "accepted: {op:?}\n{arguments:#?}"
-    );
-    let workspace_is_small = matches!(launched, Err(Error::WorkspaceTooSmall { .. }));
-    assert!(
-        launched.is_ok() || workspace_is_small,
-        "a GPU refuses: {launched:?}"
-    );
-
-    let mut written = vec![false; ARENA];
-    for (argument, bytes) in expected.expect("packed copies are accepted as well") {
-        for (place, byte) in argument.places(base).into_iter().zip(bytes) {
-            assert_eq!(arena.bytes()[place], byte, "bits of {argument:?}");
-            written[place] = true;
-        }
-    }
-    let places = before.bytes().iter().zip(arena.bytes()).zip(&written);
-    let beside = places.filter(|((old, new), written)| old != new && !**written);
-    assert_eq!(
-        beside.count(),
-        0,
-        "bytes beside the outputs: {arguments:#?}"
-    );
-    if simulate && launched.is_ok() {
-        // SAFETY: as for the CPU.
-        let found = simulated(&mut arena, &before, |sim| unsafe { call.run(sim, &op) });
-        for (place, byte) in found
-            .into_iter()
-            .enumerate()
-            .filter(|(place, _)| written[*place])
-        {
-            assert_eq!(
-                byte,
-                arena.bytes()[place],
-                "a kernel's bits: {arguments:#?}"
-            );
-        }
-    }
-    let shares = judged.unwrap_or(false);
-    Ok(Outcome::Ran { shares })
-}
-
-/// What the call gives on packed copies of its arguments: the bytes of each output.
-fn expected(
-    op: &RmsNorm,
-    call: &Call,
-    arena: &Memory,
-    base: u64,
-) -> Option<Vec<(Argument, Vec<u8>)>> {
-    let mut copies: Vec<(Argument, Memory)> = Vec::new();
-    for argument in call.arguments() {
-        if argument.name == Name::Workspace {
-            continue;
-        }
-        let places = if argument.view.address == 0 {
-            Vec::new()
-        } else {
-            argument.places(base)
-        };
-        let mut memory = Memory::new(places.len().max(16));
-        if !argument.output || call.accumulates() {
-            for (to, place) in memory.bytes_mut().iter_mut().zip(&places) {
-                *to = arena.bytes()[*place];
-            }
-        }
-        copies.push((argument, memory));
-    }
-    let place = |name| {
-        let copy = copies.iter().find(|(argument, _)| argument.name == name);
-        // What has no address has none here either.
-        let copy = copy.filter(|(argument, _)| argument.view.address != 0);
-        copy.map_or(0, |(_, memory)| memory.address())
-    };
-    let packed = call.packed(place);
-    // SAFETY: the copies have room for the elements; a shape that they do not have is refused.
-    unsafe { packed.run(&Cpu, op) }.ok()?;
-    let outputs = copies.into_iter().filter(|(argument, _)| argument.output);
-    Some(
-        outputs
-            .map(|(argument, memory)| (argument, memory.bytes().to_vec()))
-            .collect(),
-    )
 }
 
 fn operator(u: &mut Unstructured<'_>) -> Result<cake_rmsnorm::Result<RmsNorm>> {

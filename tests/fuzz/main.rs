@@ -3,6 +3,7 @@
 mod arena;
 mod calls;
 mod gated;
+mod judge;
 
 use arena::Outcome;
 use rand_chacha::ChaCha8Rng;
@@ -60,10 +61,10 @@ impl Totals {
 
 #[test]
 fn arbitrary_calls_are_refused_or_right() {
-    Totals::of(60_000, calls::run).reach(10_000, 500, 18);
+    Totals::of(60_000, judge::run::<calls::Call>).reach(10_000, 500, 18);
 }
 
 #[test]
 fn arbitrary_gated_calls_are_refused_or_right() {
-    Totals::of(60_000, gated::run).reach(15_000, 2_000, 14);
+    Totals::of(60_000, judge::run::<gated::Call>).reach(15_000, 2_000, 14);
 }

@@ -279,6 +279,40 @@ fn interleaved_and_transposed_tensors_are_accepted() {
     assert_eq!(unsafe { Cpu.gated_forward(&op, &forward) }, Ok(()));
 }
 
+/// Nothing overlaps where there is nothing, however many tokens have no heads.
+#[test]
+fn strides_of_tensors_without_rows_do_not_matter() {
+    let fixture = Fixture::new();
+    let op = GatedRmsNorm::new(ORDER, HIDDEN, Dtype::F32, 1e-6).expect("supported");
+    for (tokens, heads) in [(0, 0), (0, 5), (7, 0), (u64::MAX, 0), (0, u64::MAX)] {
+        let matrix = |number| {
+            HeadsView::packed(fixture.address(number), tokens, heads, HIDDEN)
+                .with_strides(number as i64 - 3, i64::MAX - 6)
+        };
+        let forward = GatedForwardArgs {
+            x: matrix(0),
+            z: matrix(1),
+            y: matrix(3),
+            rstd: None,
+            ..fixture.forward()
+        };
+        // SAFETY: there are no rows.
+        assert_eq!(unsafe { Cpu.gated_forward(&op, &forward) }, Ok(()));
+        let backward = GatedBackwardArgs {
+            dy: matrix(5),
+            x: matrix(0),
+            z: matrix(1),
+            dx: matrix(6),
+            dz: matrix(7),
+            rstd: None,
+            dw: None,
+            ..fixture.backward()
+        };
+        // SAFETY: as above.
+        assert_eq!(unsafe { Cpu.gated_backward(&op, &backward) }, Ok(()));
+    }
+}
+
 #[test]
 fn a_workspace_that_is_too_small() {
     use cake_rmsnorm::backend::sim::Sim;
