@@ -16,6 +16,7 @@ use cake_rmsnorm::kernels::device::Words4;
 use cake_rmsnorm::kernels::params::{CompareParams, CopyParams, FlushParams};
 use cake_rmsnorm::plan::{Choice, DeviceProperties, Launch, Routes};
 use cake_rmsnorm::{Dtype, RmsNorm};
+use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -399,42 +400,27 @@ fn run_gated(
     let z = spec.generate_gate().map_err(none)?;
     let mut execution = gated::Execution::new(device, op, &inputs, &z, leading)?;
     let w = inputs.w.as_golden();
+    let bits = bytemuck::cast_slice::<bf16, u8>;
+    let words = bytemuck::cast_slice::<f32, u8>;
     let mut failures = Vec::new();
-    let golden = forward_slices(&op, &inputs.x, &z, w)?;
-    let forward = execution.forward(POISON)?;
-    let mut compare = |name: &str, found: &[u8], golden: &[u8]| {
-        if found != golden {
-            failures.push(format!("other bits in {name}"));
-        }
+    let mut compare = |outputs: &[(&str, &[u8], &[u8])]| {
+        let other = outputs.iter().filter(|(_, found, golden)| found != golden);
+        failures.extend(other.map(|(name, ..)| format!("other bits in {name}")));
     };
-    compare(
-        "y",
-        bytemuck::cast_slice(&forward.y),
-        bytemuck::cast_slice(&golden.y),
-    );
-    compare(
-        "rstd",
-        bytemuck::cast_slice(&forward.rstd),
-        bytemuck::cast_slice(&golden.rstd),
-    );
+    let golden = forward_slices(&op, &inputs.x, &z, w)?;
+    let found = execution.forward(POISON)?;
+    compare(&[
+        ("y", bits(&found.y), bits(&golden.y)),
+        ("rstd", words(&found.rstd), words(&golden.rstd)),
+    ]);
     let golden = backward_slices(&op, &inputs.dy, &inputs.x, &z, w, None)?;
     for kept in [true, false] {
         let found = execution.backward(POISON, kept)?;
-        compare(
-            "dx",
-            bytemuck::cast_slice(&found.dx),
-            bytemuck::cast_slice(&golden.dx),
-        );
-        compare(
-            "dz",
-            bytemuck::cast_slice(&found.dz),
-            bytemuck::cast_slice(&golden.dz),
-        );
-        compare(
-            "dw",
-            bytemuck::cast_slice(&found.dw),
-            bytemuck::cast_slice(&golden.dw),
-        );
+        compare(&[
+            ("dx", bits(&found.dx), bits(&golden.dx)),
+            ("dz", bits(&found.dz), bits(&golden.dz)),
+            ("dw", words(&found.dw), words(&golden.dw)),
+        ]);
     }
     Ok(failures)
 }
