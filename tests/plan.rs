@@ -1,6 +1,7 @@
 //! Properties of plans: launches keep their kernels' contracts, and nothing that fixes bits
 //! depends on the device.
 
+use cake_rmsnorm::gated::{GateOrder, GatedRmsNorm};
 use cake_rmsnorm::kernels::KERNELS;
 use cake_rmsnorm::kernels::backward::{block, reduce, split, warp, wide};
 use cake_rmsnorm::kernels::bench;
@@ -15,9 +16,11 @@ use cake_rmsnorm::plan::{
     self, Alignment, BackwardForm, BackwardPlan, Choice, DeviceProperties, ForwardForm,
     ForwardPlan, Gradients, Launch, LeafTable, Origin, Routes, Rstd, Views,
 };
+use cake_rmsnorm::ptx::Module;
 use cake_rmsnorm::{Dtype, Error, MAX_HIDDEN, MAX_ROWS, RmsNorm};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 /// Multiprocessors of the devices that plans are compared on, and some that no device has.
 const SM_COUNTS: [u32; 7] = [1, 2, 7, 100, 132, 148, 212];
@@ -241,6 +244,7 @@ fn check_launch(launch: &Launch, shape: Shape, device: &DeviceProperties) {
     );
     let (major, minor) = device.compute_capability;
     assert!(kernel.min_sm <= 10 * major + minor);
+    assert!(launch.dependent, "{launch:?} costs the host less so");
     if let Some(covered) = covered(launch) {
         assert!(
             covered >= shape.hidden,
@@ -898,6 +902,62 @@ fn nothing_is_launched_without_rows() {
                 assert_ne!(gradients, Gradients::Input);
                 assert!(!reduce.dependent, "there is nothing before it");
                 check_reduce(&plan, &reduce, shape);
+            }
+        }
+    }
+}
+
+/// Kernels that wait for the kernel before them, and touch no memory before.
+static WAITING: LazyLock<BTreeSet<&str>> = LazyLock::new(|| {
+    let waits = |ptx: &str| {
+        let first = |what| ptx.find(what).unwrap_or(usize::MAX);
+        let memory = [
+            "ld.global",
+            "st.global",
+            "cp.async",
+            "ld.shared",
+            "st.shared",
+        ];
+        let touched = memory.into_iter().map(first).min();
+        ptx.matches("griddepcontrol.wait;").count() == 1
+            && touched.is_some_and(|touched| first("griddepcontrol.wait;") < touched)
+    };
+    let waiting = KERNELS.iter().filter(|kernel| {
+        let module = Module::best(kernel.module, 90).expect("a module");
+        waits(&module.entry(kernel.name).expect("an entry"))
+    });
+    waiting.map(|kernel| kernel.name).collect()
+});
+
+#[test]
+fn dependent_launches_wait_first() {
+    let device = DeviceProperties::H200;
+    let check = |launch: Option<Launch>| {
+        if let Some(Launch { kernel, .. }) = launch.filter(|launch| launch.dependent) {
+            assert!(WAITING.contains(kernel.name), "{}", kernel.name);
+        }
+    };
+    for hidden in WIDTHS {
+        for weight in [Dtype::F32, Dtype::Bf16] {
+            for residual in [false, true] {
+                let op = RmsNorm::new(hidden, weight, 1e-6).expect("an operator");
+                let kernels = plan::kernels(&op, residual, Views::Any, &device).expect("kernels");
+                for kernel in kernels {
+                    assert!(WAITING.contains(kernel.name), "{}", kernel.name);
+                }
+            }
+            for order in [GateOrder::NormFirst, GateOrder::GateFirst] {
+                let Ok(op) = GatedRmsNorm::new(order, hidden, weight, 1e-6) else {
+                    continue;
+                };
+                for rows in HEIGHTS {
+                    let Ok(backward) = op.backward_plan(rows, true, &device) else {
+                        continue;
+                    };
+                    check(backward.main);
+                    check(backward.reduce);
+                    check(op.forward_plan(rows, &device).expect("a plan").launch);
+                }
             }
         }
     }

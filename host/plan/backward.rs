@@ -286,7 +286,7 @@ fn split(choice: &Choice, call: &Call, device: &DeviceProperties) -> Result<Back
         grid: grid as u32,
         block: threads,
         shared_bytes: reduce::shared_bytes(threads, leaf.run_log2).max(SCRATCH_BYTES),
-        dependent: false,
+        dependent: true,
     };
     check_launch(choice.program, &main, device)?;
     Ok(BackwardPlan {
@@ -341,7 +341,7 @@ fn split_plan(call: &Call, form: BackwardForm, device: &DeviceProperties) -> Res
         grid: column_blocks + row_blocks as u32,
         block: threads,
         shared_bytes,
-        dependent: false,
+        dependent: true,
     };
     Ok(BackwardPlan {
         main: Some(main),
@@ -418,7 +418,7 @@ fn single_read(
         grid: grid as u32,
         block,
         shared_bytes: shared(run_log2),
-        dependent: false,
+        dependent: true,
     };
     check_launch(choice.program, &main, device)?;
 

@@ -129,7 +129,7 @@ pub(super) fn chosen(
         grid: grid.max(1) as u32,
         block,
         shared_bytes,
-        dependent: false,
+        dependent: true,
     };
     super::check_launch(choice.program, &launch, device)?;
     Ok(ForwardPlan {

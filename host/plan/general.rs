@@ -35,7 +35,7 @@ pub(super) fn forward(hidden: u32, rows: u64, device: &DeviceProperties) -> Resu
         grid: rows.min(resident) as u32,
         block,
         shared_bytes: SCRATCH_BYTES,
-        dependent: false,
+        dependent: true,
     })
 }
 
@@ -76,7 +76,7 @@ pub(super) fn backward(
         grid: leaf.runs().min(resident),
         block,
         shared_bytes: shared(run_log2),
-        dependent: false,
+        dependent: true,
     };
     let plan = with_reduce(main, leaf, hidden, gradients, device)?;
     Ok(BackwardPlan {

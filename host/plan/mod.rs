@@ -100,8 +100,9 @@ pub struct Launch {
     pub block: u32,
     /// Dynamic shared memory a block, in bytes.
     pub shared_bytes: u32,
-    /// Whether it may start while the launch before it drains (it waits for that one's results
-    /// itself).
+    /// Whether it may start while the launch before it drains: its kernel waits for that one's
+    /// results itself. On a GPU of compute capability 9.0 such a launch costs the host half a
+    /// microsecond less.
     pub dependent: bool,
 }
 

@@ -7,6 +7,7 @@ use crate::backward::{
 };
 use crate::bench::{compare, copy, flush};
 use crate::contract::{Kernel, Program, PtxCounts, WeightType};
+use crate::device::dependent;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::gated::entries::GATED;
 use crate::general::params::{GeneralBackwardParams, GeneralForwardParams};
@@ -18,7 +19,8 @@ use crate::params::{
 use crate::rows::{Bf16Weight, F32Weight};
 use crate::{forward, general};
 
-/// One entry for the device.
+/// One entry for the device. Before anything else it waits for the kernel before it, so that every
+/// launch may be a dependent one, which costs its host less.
 macro_rules! entry {
     ($module:literal, $name:ident, $params:ty, $body:expr, $weight:ty, $residual:literal) => {
         /// See the program's documentation.
@@ -36,6 +38,7 @@ macro_rules! entry {
             const RESIDUAL: bool = $residual;
             #[allow(dead_code)]
             const TENSORS: usize = if RESIDUAL { 3 } else { 2 };
+            dependent::wait();
             // SAFETY: the caller's obligations.
             unsafe { ($body)(&params) }
         }
@@ -71,6 +74,7 @@ macro_rules! contract {
                 const RESIDUAL: bool = $residual;
                 #[allow(dead_code)]
                 const TENSORS: usize = if RESIDUAL { 3 } else { 2 };
+                dependent::wait();
                 Instructions::detect().run(
                     #[inline(always)]
                     // SAFETY: the simulator passes the kernel's parameter struct and keeps the

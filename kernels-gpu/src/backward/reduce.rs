@@ -2,7 +2,7 @@
 
 use crate::arith::{LANE_ELEMENTS, Pair, unroll};
 use crate::device::math::bf16x2;
-use crate::device::{dependent, global, shared, thread};
+use crate::device::{global, shared, thread};
 use crate::params::{ReduceParams, WeightGradientOut};
 use crate::tree::{
     Counter, FOLD_NARROW_BYTES, WIDTH, empty, fold_narrow, load_node, narrow_column, node_columns,
@@ -35,7 +35,6 @@ pub unsafe fn reduce(p: &ReduceParams) {
         unsafe { load_node(p.nodes, slot, node_columns(p.hidden), column.first) }
     };
 
-    dependent::wait();
     let chunk = Chunk::of_position(position, p.node_count, p.chunk_log2);
     let counter = chunk_counter(p.chunk_log2);
     let mut node = empty::<1>();
