@@ -392,6 +392,7 @@ fn io_error(path: &Path, source: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Mutex;
 
     const TARGET: Target = Target {
         sm: 90,
@@ -459,5 +460,27 @@ mod tests {
             .map(|(module, target)| (module, target.sm))
             .collect();
         assert_eq!(targets, [("m", 90)]);
+    }
+
+    #[test]
+    fn modules_are_built_by_name() {
+        let asked = Mutex::new(Vec::new());
+        let build = |name: &str| {
+            build_all(&[name.to_owned()], |module, target| {
+                let mut asked = asked.lock().expect("no panic");
+                asked.push((module.to_owned(), target.sm));
+                Err(Error::Stale(Vec::new()))
+            })
+        };
+        assert!(matches!(build("reduce"), Err(Error::Stale(_))));
+        let refused = build("reduces");
+        let Err(Error::NoModule { name, modules }) = refused else {
+            panic!("accepted");
+        };
+        assert_eq!(name, "reduces");
+        assert!(modules.contains(&"reduce"), "{modules:?}");
+        // The newest target, and nothing for the other name.
+        let asked = asked.into_inner().expect("no panic");
+        assert_eq!(asked, [("reduce".to_owned(), 90)]);
     }
 }
