@@ -25,7 +25,7 @@ pub struct Args {
     device: HostDevice,
     /// Replays of each captured graph.
     #[arg(long, default_value_t = 1000)]
-    replays: u32,
+    replays: u64,
     /// Print one JSON object instead of lines.
     #[arg(long)]
     json: bool,

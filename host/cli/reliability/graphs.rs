@@ -6,7 +6,7 @@ use super::shape::{Sets, Shape, Steps, gate_first, norm_first, plain, residual};
 use crate::cli::device::Device as _;
 use crate::cli::device::cuda::CudaDevice;
 use crate::cli::error::Result;
-use cake_rmsnorm::backend::cuda::Graph;
+use std::time::{Duration, Instant};
 
 /// Every family of programs of a backward: warp, block and wide, with and without a reduce.
 const SHAPES: [Shape; 12] = [
@@ -27,24 +27,11 @@ const SHAPES: [Shape; 12] = [
 const REPLAYS: u64 = 1000;
 
 /// Runs them.
-pub fn run(device: &CudaDevice, stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
+pub(super) fn run(device: &CudaDevice, stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
     let replays = stage.count(REPLAYS, 1);
     stage.progress.expect(replays * SHAPES.len() as u64);
     for shape in SHAPES {
-        let sets = Sets::new(shape, 0)?;
-        // Prepares the operator: a capture loads nothing.
-        let mut steps = Steps::new(device, &sets)?;
-        // SAFETY: nothing runs now; the buffers outlive the graph's replays.
-        let graph = Graph::capture(device.cuda(), || unsafe { steps.enqueue(device.cuda()) })?;
-        let mut wrong = 0;
-        for replay in 0..replays {
-            steps.begin(replay)?;
-            // SAFETY: the buffers live, and nobody uses them until the work has completed.
-            unsafe { graph.launch(device.cuda())? };
-            device.synchronize()?;
-            wrong += u64::from(!steps.is_golden(replay)?);
-            stage.progress.advance(1);
-        }
+        let (wrong, _) = replay(device, shape, replays, || stage.progress.advance(1))?;
         let failures = (wrong > 0).then(|| format!("{wrong} replays with other bits than golden"));
         findings.judge(
             &format!(
@@ -55,4 +42,31 @@ pub fn run(device: &CudaDevice, stage: &Stage<'_>, findings: &mut Findings<'_>) 
         )?;
     }
     Ok(())
+}
+
+/// A step of a shape, captured before anything of it ran, and replayed over changing inputs: replays
+/// with other bits than golden, and how long the capture took.
+pub fn replay(
+    device: &CudaDevice,
+    shape: Shape,
+    replays: u64,
+    replayed: impl Fn(),
+) -> Result<(u64, Duration)> {
+    let sets = Sets::new(shape, 0)?;
+    // Prepares the operator: a capture loads nothing.
+    let mut steps = Steps::new(device, &sets)?;
+    let start = Instant::now();
+    let graph = steps.capture(device.cuda())?;
+    let captured = start.elapsed();
+    let mut wrong = 0;
+    for replay in 0..replays {
+        // Copies of the inputs go through the default stream.
+        steps.begin(replay)?;
+        // SAFETY: the buffers live, and nobody uses them until the work has completed.
+        unsafe { graph.launch(device.cuda())? };
+        device.synchronize()?;
+        wrong += u64::from(!steps.is_golden(replay)?);
+        replayed();
+    }
+    Ok((wrong, captured))
 }

@@ -7,16 +7,16 @@ mod aborted;
 mod cases;
 mod finding;
 #[cfg(feature = "cuda")]
-mod graphs;
+pub mod graphs;
 mod launches;
 mod memory;
-mod opened;
+pub mod opened;
 mod process;
 mod record;
 mod repeats;
 mod sanitizer;
-mod shape;
-mod streams;
+pub mod shape;
+pub mod streams;
 
 use super::error::{CliError, Result};
 use super::output::Output;

@@ -5,6 +5,8 @@ use crate::cli::check::{execute, gated};
 use crate::cli::device::Device;
 use crate::cli::error::{CliError, Result};
 use cake_rmsnorm::backend::Backend;
+#[cfg(feature = "cuda")]
+use cake_rmsnorm::backend::cuda::{Cuda, Graph};
 use cake_rmsnorm::gated::{
     GateOrder, GatedBackward, GatedForward, GatedRmsNorm, backward_slices, forward_slices,
 };
@@ -245,6 +247,16 @@ impl<'a> Steps<'a> {
                 }
             }
         }
+    }
+
+    /// A step as a CUDA graph; nothing runs now.
+    #[cfg(feature = "cuda")]
+    pub fn capture(&self, cuda: &Cuda) -> Result<Graph> {
+        Ok(match self {
+            Steps::Step { op, execution, .. } => Graph::of_step(cuda, op, &step(execution))?,
+            // SAFETY: nothing runs now; whoever launches the graph vouches for the memory.
+            Steps::Gated { .. } => Graph::capture(cuda, || unsafe { self.enqueue(cuda) })?,
+        })
     }
 
     /// Whether the last step wrote the right outputs of a round's inputs; nothing runs now.

@@ -28,7 +28,7 @@ const SMALL_SHAPES: [Shape; 3] = [plain(64, 520), residual(264, 5), gate_first(1
 const STEPS: u64 = 10;
 
 /// Runs them.
-pub fn run(stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
+pub(super) fn run(stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
     let shapes = match stage.args.device {
         Where::Cuda => &SHAPES[..],
         _ => &SMALL_SHAPES,
