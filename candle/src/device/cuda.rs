@@ -14,8 +14,8 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr}
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, Layout, Result, Storage, StorageRef, Tensor};
 use half::{bf16, f16};
-use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::collections::HashSet;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// The backend on candle's stream. A context's kernels stay loaded until the process ends.
 fn gpu(device: &CudaDevice) -> Result<Cudarc> {
@@ -33,7 +33,21 @@ fn gpu(device: &CudaDevice) -> Result<Cudarc> {
 }
 
 /// What an operator's kernels depend on: H, the types, the form.
-type Kernels = (u64, Option<Dtype>, Option<Dtype>, &'static str);
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Kernels {
+    hidden: u64,
+    input: Dtype,
+    weight: Option<Dtype>,
+    form: Form,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Form {
+    Plain,
+    Residual,
+    NormFirst,
+    GateFirst,
+}
 
 /// Loads what an operator needs, once in a context.
 fn prepare(
@@ -41,8 +55,9 @@ fn prepare(
     kernels: Kernels,
     load: impl FnOnce() -> cake_rmsnorm::Result<()>,
 ) -> Result<()> {
-    static LOADED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let key = format!("{:?} {kernels:?}", gpu.device().context().cu_ctx());
+    // By the context's address: a pointer would not travel between threads.
+    static LOADED: LazyLock<Mutex<HashSet<(usize, Kernels)>>> = LazyLock::new(Mutex::default);
+    let key = (gpu.device().context().cu_ctx() as usize, kernels);
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     if !loaded.contains(&key) {
         wrap(load())?;
@@ -52,17 +67,29 @@ fn prepare(
 }
 
 fn prepare_rows(gpu: &Cudarc, op: &RmsNorm, residual: bool) -> Result<()> {
-    let form = if residual { "residual" } else { "plain" };
-    let kernels = (op.hidden(), Some(op.input()), op.weight(), form);
+    let kernels = Kernels {
+        hidden: op.hidden(),
+        input: op.input(),
+        weight: op.weight(),
+        form: if residual {
+            Form::Residual
+        } else {
+            Form::Plain
+        },
+    };
     prepare(gpu, kernels, || gpu.prepare(op, residual, Views::Any))
 }
 
 fn prepare_gated(gpu: &Cudarc, op: &GatedRmsNorm) -> Result<()> {
-    let form = match op.order() {
-        GateOrder::NormFirst => "norm first",
-        GateOrder::GateFirst => "gate first",
+    let kernels = Kernels {
+        hidden: op.width(),
+        input: Dtype::Bf16,
+        weight: Some(op.weight()),
+        form: match op.order() {
+            GateOrder::NormFirst => Form::NormFirst,
+            GateOrder::GateFirst => Form::GateFirst,
+        },
     };
-    let kernels = (op.width(), None, Some(op.weight()), form);
     prepare(gpu, kernels, || gpu.prepare_gated(op))
 }
 
