@@ -1,5 +1,8 @@
 //! Drawn cases: any shape, types, strides, alignment and data.
 
+#[path = "common/simulated.rs"]
+mod simulated;
+
 use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::cpu::Cpu;
 use cake_rmsnorm::backend::sim::{Sim, SimBuffer};
@@ -10,6 +13,7 @@ use cake_rmsnorm::{Dtype, Error};
 use memmap2::{MmapMut, MmapOptions};
 use proptest::prelude::*;
 use rayon::prelude::*;
+use simulated::Simulated;
 use std::cell::{RefCell, UnsafeCell};
 
 /// The golden implementation, on host memory.
@@ -62,26 +66,6 @@ impl Device for Host {
     fn alloc(&self, _: &'static str, bytes: usize) -> Result<HostMemory, Error> {
         let words = (0..bytes.div_ceil(16)).map(|_| UnsafeCell::new(0));
         Ok(HostMemory(words.collect(), bytes))
-    }
-
-    fn synchronize(&self) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
-/// The kernels, simulated.
-struct Simulated(Sim);
-
-impl Device for Simulated {
-    type Error = Error;
-    type Memory = SimBuffer;
-
-    fn backend(&self) -> &dyn Backend {
-        &self.0
-    }
-
-    fn alloc(&self, name: &'static str, bytes: usize) -> Result<SimBuffer, Error> {
-        Ok(self.0.alloc(name, bytes))
     }
 
     fn synchronize(&self) -> Result<(), Error> {

@@ -36,6 +36,16 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
+/// Standard output of a run that must succeed.
+fn success(arguments: &[&str]) -> String {
+    let output = program(arguments);
+    let text = stdout(&output);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let code = output.status.code();
+    assert_eq!(code, Some(0), "{arguments:?}: {text}{stderr}");
+    text
+}
+
 /// Standard error of a run that must be refused.
 fn refusal(arguments: &[&str]) -> String {
     let output = program(arguments);
@@ -47,14 +57,7 @@ fn refusal(arguments: &[&str]) -> String {
 
 /// The JSON of a check that must succeed.
 fn check(arguments: &[&str]) -> Value {
-    let output = program(&[&["check", "--json"], arguments].concat());
-    let text = stdout(&output);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(
-        output.status.code(),
-        Some(0),
-        "{arguments:?}: {text}{stderr}"
-    );
+    let text = success(&[&["check", "--json"], arguments].concat());
     let report = serde_json::from_str(&text).expect("exactly one JSON object");
     assert_fine(&report);
     report
@@ -90,9 +93,7 @@ fn without_arguments_real_training_tensors_are_checked() {
     assert_eq!(report["eps"].as_f64().map(|eps| eps as f32), Some(1e-5));
     assert!(report["y"]["correctly_rounded"].as_f64() > Some(0.999));
 
-    let output = program(&["check"]);
-    let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(0), "{text}");
+    let text = success(&["check"]);
     let wanted = [
         "device ",
         "blk-12-ffn_norm",

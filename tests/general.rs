@@ -1,41 +1,25 @@
 //! The general kernels under the simulator: any order of threads gives the golden bits, every fault
 //! put into them is noticed, and it changes no bit where running sums lie.
 
+#[path = "common/simulated.rs"]
+mod simulated;
+
+use cake_rmsnorm::Dtype;
 use cake_rmsnorm::backend::sim::{Sim, SimBuffer};
-use cake_rmsnorm::backend::{Backend, Bound, Launcher};
-use cake_rmsnorm::cases::{Case, Data, Device, InPlace, Layout, Layouts, Step, WeightOutput};
+use cake_rmsnorm::backend::{Bound, Launcher};
+use cake_rmsnorm::cases::{Case, Data, InPlace, Layout, Layouts, Step, WeightOutput};
 use cake_rmsnorm::kernels::KERNELS;
 use cake_rmsnorm::kernels::format::Format;
 use cake_rmsnorm::kernels::general;
 use cake_rmsnorm::kernels::general::params::{GeneralBackwardParams, Tensor};
 use cake_rmsnorm::kernels::params::{Groups, Stride};
 use cake_rmsnorm::plan::Launch;
-use cake_rmsnorm::{Dtype, Error};
 use cake_rmsnorm_simt::{Action, Mutation, Schedule, Synchronisation};
 use rayon::prelude::*;
+use simulated::Simulated;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// The kernels, simulated.
-struct Simulated(Sim);
-
-impl Device for Simulated {
-    type Error = Error;
-    type Memory = SimBuffer;
-
-    fn backend(&self) -> &dyn Backend {
-        &self.0
-    }
-
-    fn alloc(&self, name: &'static str, bytes: usize) -> Result<SimBuffer, Error> {
-        Ok(self.0.alloc(name, bytes))
-    }
-
-    fn synchronize(&self) -> Result<(), Error> {
-        Ok(())
-    }
-}
 
 /// Both ways of access in every type, rows of one tile and of several, blocks with more than one
 /// row and warps with more than one tile.

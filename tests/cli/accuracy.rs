@@ -1,18 +1,11 @@
 //! `accuracy`, on the CPU and under the simulator.
 
-use super::{program, refusal, stdout};
+use super::{refusal, success};
 use serde_json::Value;
 
 /// The lines of a run that must succeed.
 fn accuracy(arguments: &[&str]) -> Vec<Value> {
-    let output = program(&[&["accuracy", "--json"], arguments].concat());
-    let text = stdout(&output);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(
-        output.status.code(),
-        Some(0),
-        "{arguments:?}: {text}{stderr}"
-    );
+    let text = success(&[&["accuracy", "--json"], arguments].concat());
     let lines = text.lines().map(serde_json::from_str);
     lines.collect::<Result<_, _>>().expect("an object a line")
 }

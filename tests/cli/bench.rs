@@ -1,6 +1,6 @@
 //! `bench`, on the CPU.
 
-use super::{program, refusal, stdout};
+use super::{program, refusal, success};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use tempfile::TempDir;
@@ -14,9 +14,7 @@ fn bench(arguments: &[&str]) -> Value {
     let folder = TempDir::new().expect("a folder");
     let file = folder.path().join("out.json");
     let file_text = file.to_str().expect("a path");
-    let output = program(&[arguments, &["--json", file_text]].concat());
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {stderr}");
+    success(&[arguments, &["--json", file_text]].concat());
     let text = std::fs::read_to_string(file).expect("the file that was written");
     serde_json::from_str(&text).expect("a JSON object")
 }
@@ -80,9 +78,7 @@ fn the_table_and_the_picture_hold_every_width() {
     let folder = TempDir::new().expect("a folder");
     let file = folder.path().join("out.svg");
     let picture = ["fwd", "--plot", file.to_str().expect("a path")];
-    let output = program(&[&SMALL[..], &picture].concat());
-    let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(0), "{text}");
+    let text = success(&[&SMALL[..], &picture].concat());
     let rows = text.lines().filter(|line| line.starts_with("fwd"));
     assert_eq!(rows.count(), 4, "{text}");
     let svg = std::fs::read_to_string(file).expect("the file that was written");

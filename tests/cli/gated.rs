@@ -1,13 +1,11 @@
 //! `check --gate`.
 
-use super::{program, refusal, stdout};
+use super::{program, refusal, stdout, success};
 use serde_json::Value;
 
 /// The JSON of a check that must succeed.
 fn check(arguments: &[&str]) -> Value {
-    let output = program(&[&["check", "--json"], arguments].concat());
-    let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {text}");
+    let text = success(&[&["check", "--json"], arguments].concat());
     serde_json::from_str(&text).expect("exactly one JSON object")
 }
 

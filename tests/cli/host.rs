@@ -1,13 +1,12 @@
 //! `bench-host`, without a driver.
 
-use super::{program, stdout};
+use super::success;
 use serde_json::Value;
 
 #[test]
 fn calls_are_timed_without_a_driver() {
-    let output = program(&["bench-host", "--device", "none", "--json"]);
-    assert_eq!(output.status.code(), Some(0));
-    let report: Value = serde_json::from_str(&stdout(&output)).expect("exactly one JSON object");
+    let text = success(&["bench-host", "--device", "none", "--json"]);
+    let report: Value = serde_json::from_str(&text).expect("exactly one JSON object");
     assert_eq!(report["ok"], true);
     let findings = report["findings"].as_array().expect("findings");
     assert_eq!(findings.len(), 10, "five shapes in two forms");

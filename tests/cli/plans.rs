@@ -1,14 +1,13 @@
 //! Plans, and what is missing on a machine.
 
-use super::{program, stdout};
+use super::{program, stdout, success};
 use serde_json::Value;
 use std::process::Command;
 
 #[test]
 fn routes_name_kernels_and_leaves() {
-    let output = program(&["routes", "--hidden", "4096", "--rows", "4097", "--json"]);
-    assert_eq!(output.status.code(), Some(0));
-    let plan: Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
+    let text = success(&["routes", "--hidden", "4096", "--rows", "4097", "--json"]);
+    let plan: Value = serde_json::from_str(&text).expect("one JSON object");
     assert_eq!(
         [&plan["hidden"], &plan["sm_count"]].map(Value::as_u64),
         [Some(4096), Some(132)]
@@ -119,7 +118,7 @@ fn routes_of_a_file_are_used_and_named() {
          "warps": 1}]}"#;
     std::fs::write(&file, routes).expect("a file");
     let shape = ["routes", "--hidden", "264", "--routes", path, "--rows"];
-    let text = |rows: &str| super::stdout(&super::program(&[&shape[..], &[rows]].concat()));
+    let text = |rows: &str| success(&[&shape[..], &[rows]].concat());
     let planned = text("20");
     assert!(
         planned.contains(&format!("backward route: {path}: BackwardWide")),
@@ -130,7 +129,7 @@ fn routes_of_a_file_are_used_and_named() {
     let checked = [
         "check", "--device", "sim", "--rows", "19", "--hidden", "264", "--routes", path,
     ];
-    assert_eq!(super::program(&checked).status.code(), Some(0));
+    success(&checked);
 
     std::fs::write(&file, routes.replace("BackwardWide", "BackwardNarrow")).expect("a file");
     let message = super::refusal(&[&shape[..], &["20"]].concat());

@@ -1,6 +1,6 @@
 //! `reliability`, as far as it goes without a GPU.
 
-use super::{program, refusal, stdout};
+use super::{refusal, success};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use tempfile::TempDir;
@@ -49,9 +49,7 @@ fn the_record_has_every_part_and_says_what_was_skipped() {
         "--out",
         path,
     ];
-    let output = program(&[&arguments[..], &["--json"]].concat());
-    let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(0), "{text}");
+    let text = success(&[&arguments[..], &["--json"]].concat());
     let file = std::fs::read_to_string(path).expect("a record");
     assert_eq!(file, text);
 
@@ -90,9 +88,7 @@ fn the_record_has_every_part_and_says_what_was_skipped() {
 #[test]
 fn parts_run_under_the_simulator() {
     let only = "--only=repeats,streams,aborted";
-    let output = program(&["reliability", "--device", "sim", only, "--json"]);
-    let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(0), "{text}");
+    let text = success(&["reliability", "--device", "sim", only, "--json"]);
     let statuses = statuses(&lines(&text));
     let parts: Vec<&str> = statuses.keys().map(|(part, _)| part.as_str()).collect();
     assert_eq!(
@@ -112,9 +108,7 @@ fn launches_say_what_they_launched() {
         "launches",
         "--slice",
     ];
-    let output = program(&[&job[..], &["60/64"]].concat());
-    let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(0), "{text}");
+    let text = success(&[&job[..], &["60/64"]].concat());
     let launched: Value = serde_json::from_str(&text).expect("exactly one JSON object");
     assert!(launched["tasks"].as_u64().expect("a number") > 1, "{text}");
     assert!(

@@ -1,14 +1,12 @@
 //! `sweep`, under the simulator, and `tune` and `partition`, which need a GPU.
 
-use super::{program, refusal, stdout};
+use super::{refusal, success};
 use serde_json::Value;
 
 #[test]
 fn every_program_gives_the_golden_bits() {
     let shape = ["--hidden", "8,264", "--rows", "1,7", "--device", "sim"];
-    let output = program(&[&["sweep", "--json"], &shape[..]].concat());
-    let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(0), "{text}");
+    let text = success(&[&["sweep", "--json"], &shape[..]].concat());
     for line in text.lines() {
         let line: Value = serde_json::from_str(line).expect("an object a line");
         assert_eq!(line["ok"], true, "{line}");

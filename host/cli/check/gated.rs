@@ -2,10 +2,11 @@
 //! implementation.
 
 use super::execute::Written;
+use super::report::{OutputReport, table};
 use super::{Args, POISONS};
 use crate::cli::device::{self, Buffer, Device, Planning};
 use crate::cli::error::{CliError, Result};
-use crate::cli::output::{Output as Lines, columns, thousands};
+use crate::cli::output::{Output as Lines, thousands};
 use crate::cli::progress::Progress;
 use cake_rmsnorm::compare::{Accuracy, Differences, Output, Report};
 use cake_rmsnorm::gated::{
@@ -149,18 +150,9 @@ pub fn run(args: &Args, gate: GateArg, out: &mut Lines, progress: &Progress) -> 
         let text = serde_json::to_string_pretty(&json);
         out.line(text.map_err(|error| CliError::Stdout(error.into()))?)?;
     } else {
-        let header = [
-            "output",
-            "elements",
-            "max ulp",
-            "correctly rounded",
-            "bound",
-            "golden bits",
-            "repeated",
-        ];
-        let mut table = vec![header.map(str::to_owned).to_vec()];
-        table.extend(outputs.iter().map(Compared::cells));
-        out.line(columns(&table).join("\n"))?;
+        let lines: Vec<_> = outputs.iter().map(|it| (it.name, it.line())).collect();
+        let lines = lines.iter().map(|(name, line)| (*name, line));
+        out.line(table(lines).join("\n"))?;
         out.line("")?;
         for failure in &failures {
             out.line(failure)?;
@@ -502,18 +494,15 @@ impl Compared {
         complaints
     }
 
-    fn cells(&self) -> Vec<String> {
-        let say = |good: bool, yes: &str, no: &str| if good { yes } else { no }.to_owned();
-        vec![
-            self.name.to_owned(),
-            thousands(self.report.elements),
-            format!("{:.3}", self.report.max_ulp),
-            format!("{:.4} %", 100.0 * self.report.correctly_rounded),
-            say(self.report.out_of_bound == 0, "within", "BEYOND"),
-            say(self.different == 0, "equal", "DIFFERENT"),
-            self.repeated
-                .map_or("-".to_owned(), |same| say(same, "3x equal", "DIFFERENT")),
-        ]
+    fn line(&self) -> OutputReport {
+        OutputReport {
+            max_ulp: self.report.max_ulp,
+            correctly_rounded: self.report.correctly_rounded,
+            within_bound: self.report.out_of_bound == 0,
+            bits_match_golden: self.different == 0,
+            repeat_bits: self.repeated,
+            elements: self.report.elements,
+        }
     }
 }
 

@@ -99,18 +99,20 @@ pub struct Report {
     h: Option<OutputReport>,
 }
 
+/// What was found of an output.
 #[derive(Serialize)]
-struct OutputReport {
+pub struct OutputReport {
     /// Distance from the FP64 result in units in the last place of the output's type.
-    max_ulp: f64,
+    pub max_ulp: f64,
     /// Share of the elements that are the FP64 result rounded once.
-    correctly_rounded: f64,
-    within_bound: bool,
-    bits_match_golden: bool,
+    pub correctly_rounded: f64,
+    pub within_bound: bool,
+    pub bits_match_golden: bool,
+    /// Whether repeated runs gave the same bits.
     #[serde(skip_serializing_if = "Option::is_none")]
-    repeat_bits: Option<bool>,
+    pub repeat_bits: Option<bool>,
     #[serde(skip)]
-    elements: u64,
+    pub elements: u64,
 }
 
 #[derive(Serialize)]
@@ -176,25 +178,14 @@ impl Report {
 
     /// A table for the reader, and a last line that says OK or FAILED.
     pub fn table(&self) -> String {
-        let header = [
-            "output",
-            "elements",
-            "max ulp",
-            "correctly rounded",
-            "bound",
-            "golden bits",
-            "repeated",
-        ];
-        let mut rows = vec![header.map(str::to_owned).to_vec()];
-        rows.extend(self.h.iter().map(|h| h.cells("h")));
         let outputs = [
             ("y", &self.y),
             ("rstd", &self.rstd),
             ("dx", &self.dx),
             ("dw", &self.dw.output),
         ];
-        rows.extend(outputs.map(|(name, output)| output.cells(name)));
-        let mut lines = columns(&rows);
+        let h = self.h.iter().map(|h| ("h", h));
+        let mut lines = table(h.chain(outputs));
         lines.push(format!(
             "dw: worst error {:.1e} of the budget 1e-4 + 1e-4*|FP64|, relative L2 error {:.1e}",
             self.dw.worst_budget, self.dw.rel_l2,
@@ -237,6 +228,22 @@ impl OutputReport {
                 .map_or("-".to_owned(), |same| say(same, "3x equal", "DIFFERENT")),
         ]
     }
+}
+
+/// Lines of a table: a header, and a line for each output.
+pub fn table<'a>(outputs: impl IntoIterator<Item = (&'a str, &'a OutputReport)>) -> Vec<String> {
+    let header = [
+        "output",
+        "elements",
+        "max ulp",
+        "correctly rounded",
+        "bound",
+        "golden bits",
+        "repeated",
+    ];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    rows.extend(outputs.into_iter().map(|(name, output)| output.cells(name)));
+    columns(&rows)
 }
 
 /// A share as a percentage that shows 100 only for all.

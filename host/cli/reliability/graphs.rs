@@ -27,7 +27,11 @@ const SHAPES: [Shape; 12] = [
 const REPLAYS: u64 = 1000;
 
 /// Runs them.
-pub(super) fn run(device: &CudaDevice, stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
+pub(super) fn run(
+    device: &CudaDevice,
+    stage: &Stage<'_>,
+    findings: &mut Findings<'_>,
+) -> Result<()> {
     let replays = stage.count(REPLAYS, 1);
     stage.progress.expect(replays * SHAPES.len() as u64);
     for shape in SHAPES {
