@@ -169,8 +169,10 @@ const FIRST: u32 = 0x337f;
 const LAST: u32 = 0x42d0;
 
 impl Table {
-    /// Bytes of shared memory that a table takes; a multiple of 16.
-    pub const BYTES: u32 = (4 * (LAST - FIRST + 1)).next_multiple_of(16);
+    /// Bytes of shared memory that a table takes; a multiple of 128 for what lies behind it: where
+    /// an asynchronous copy's lines lie across two of shared memory's, L2 is asked for every sector
+    /// twice.
+    pub const BYTES: u32 = (4 * (LAST - FIRST + 1)).next_multiple_of(128);
 
     /// Makes a table at shared address `base`.
     ///
