@@ -10,13 +10,34 @@ use overlap::{Region, overlap};
 /// Nodes of dw travel in 16-byte accesses.
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
-/// An argument with what was found of it.
+/// An argument with what was found of it. Small, since every call moves a few of them about.
 #[derive(Clone, Copy)]
-struct Checked {
+struct Checked<'a> {
     argument: Argument,
-    view: RowsView,
-    /// First byte, and the one behind the last; `None` when there are no elements.
-    extent: Option<(u64, u64)>,
+    view: Viewed<'a>,
+    /// First byte, and the one behind the last; equal when there are no elements.
+    extent: (u64, u64),
+}
+
+/// What an argument was given as.
+#[derive(Clone, Copy)]
+enum Viewed<'a> {
+    Rows(&'a RowsView),
+    Vector(&'a VectorView),
+    Workspace(&'a Workspace),
+}
+
+impl Viewed<'_> {
+    /// As a matrix, without groups where one stride tells all.
+    fn rows(self) -> RowsView {
+        match self {
+            Viewed::Rows(view) => view.normal(),
+            Viewed::Vector(view) => view.as_rows(),
+            Viewed::Workspace(workspace) => {
+                VectorView::f32(workspace.address, workspace.bytes / 4).as_rows()
+            }
+        }
+    }
 }
 
 /// Checks a forward's arguments; returns T.
@@ -39,14 +60,14 @@ pub(crate) fn forward(op: &RmsNorm, args: &ForwardArgs) -> Result<u32> {
     }
     let matrix = |argument, view| matrix(op, argument, view, args.x.rows);
     let inputs = [
-        Some(matrix(Argument::X, args.x)?),
-        optional(args.residual, |view| matrix(Argument::Residual, view))?,
-        weight(op, args.w)?,
+        Some(matrix(Argument::X, &args.x)?),
+        optional(&args.residual, |view| matrix(Argument::Residual, view))?,
+        weight(op, args.w.as_ref())?,
     ];
     let outputs = [
-        Some(output(matrix(Argument::Y, args.y)?)?),
-        optional(args.h, |view| output(matrix(Argument::H, view)?))?,
-        rstd(args.rstd, args.x.rows)?,
+        Some(output(matrix(Argument::Y, &args.y)?)?),
+        optional(&args.h, |view| output(matrix(Argument::H, view)?))?,
+        rstd(&args.rstd, args.x.rows)?,
     ];
     one_group_size(inputs.iter().chain(&outputs))?;
     disjoint(&outputs, &inputs)?;
@@ -58,33 +79,33 @@ pub(crate) fn backward(op: &RmsNorm, args: &BackwardArgs) -> Result<u32> {
     let rows = rows_of(&args.dy)?;
     let matrix = |argument, view| matrix(op, argument, view, args.dy.rows);
     let inputs = [
-        Some(matrix(Argument::Dy, args.dy)?),
-        Some(matrix(Argument::X, args.x)?),
-        optional(args.dh, |view| matrix(Argument::Dh, view))?,
-        weight(op, args.w)?,
-        rstd(args.rstd, args.dy.rows)?,
+        Some(matrix(Argument::Dy, &args.dy)?),
+        Some(matrix(Argument::X, &args.x)?),
+        optional(&args.dh, |view| matrix(Argument::Dh, view))?,
+        weight(op, args.w.as_ref())?,
+        rstd(&args.rstd, args.dy.rows)?,
     ];
     if args.dx.is_none() && args.dw.is_none() {
         return Err(Error::NoGradient);
     }
-    let dx = optional(args.dx, |view| output(matrix(Argument::Dx, view)?))?;
+    let dx = optional(&args.dx, |view| output(matrix(Argument::Dx, view)?))?;
     let [dw, dw_bf16] = weight_gradient(op, args.dw.as_ref())?;
-    let outputs = [dx, dw, dw_bf16, Some(scratch(args.workspace)?)];
+    let outputs = [dx, dw, dw_bf16, Some(scratch(&args.workspace)?)];
     one_group_size(inputs.iter().chain(&outputs))?;
     disjoint(&outputs, &inputs)?;
     Ok(rows)
 }
 
 /// Checks an argument that need not be there.
-fn optional<T>(
-    view: Option<T>,
-    check: impl FnOnce(T) -> Result<Checked>,
-) -> Result<Option<Checked>> {
-    view.map(check).transpose()
+fn optional<'a, T>(
+    view: &'a Option<T>,
+    check: impl FnOnce(&'a T) -> Result<Checked<'a>>,
+) -> Result<Option<Checked<'a>>> {
+    view.as_ref().map(check).transpose()
 }
 
 /// The weight is there if, and only if, the operator has one.
-fn weight(op: &RmsNorm, w: Option<VectorView>) -> Result<Option<Checked>> {
+fn weight<'a>(op: &RmsNorm, w: Option<&'a VectorView>) -> Result<Option<Checked<'a>>> {
     let argument = Argument::W;
     match (w, op.weight()) {
         (None, None) => Ok(None),
@@ -94,12 +115,15 @@ fn weight(op: &RmsNorm, w: Option<VectorView>) -> Result<Option<Checked>> {
     }
 }
 
-fn rstd(view: Option<VectorView>, rows: u64) -> Result<Option<Checked>> {
+fn rstd(view: &Option<VectorView>, rows: u64) -> Result<Option<Checked<'_>>> {
     optional(view, |view| vector(Argument::Rstd, view, Dtype::F32, rows))
 }
 
 /// dw, and dw as BF16 besides.
-fn weight_gradient(op: &RmsNorm, dw: Option<&WeightGradient>) -> Result<[Option<Checked>; 2]> {
+fn weight_gradient<'a>(
+    op: &RmsNorm,
+    dw: Option<&'a WeightGradient>,
+) -> Result<[Option<Checked<'a>>; 2]> {
     let Some(dw) = dw else {
         return Ok([None, None]);
     };
@@ -117,8 +141,8 @@ fn weight_gradient(op: &RmsNorm, dw: Option<&WeightGradient>) -> Result<[Option<
     };
     let bf16 = |view| vector(Argument::DwBf16, view, Dtype::Bf16, op.hidden());
     Ok([
-        Some(vector(Argument::Dw, dw.dw, dtype, op.hidden())?),
-        optional(dw.bf16, bf16)?,
+        Some(vector(Argument::Dw, &dw.dw, dtype, op.hidden())?),
+        optional(&dw.bf16, bf16)?,
     ])
 }
 
@@ -141,7 +165,12 @@ fn rows_of(first: &RowsView) -> Result<u32> {
 }
 
 /// A matrix [rows, H].
-fn matrix(op: &RmsNorm, argument: Argument, view: RowsView, rows: u64) -> Result<Checked> {
+fn matrix<'a>(
+    op: &RmsNorm,
+    argument: Argument,
+    view: &'a RowsView,
+    rows: u64,
+) -> Result<Checked<'a>> {
     if view.dtype != op.input() {
         return Err(Error::Dtype {
             argument,
@@ -171,12 +200,12 @@ fn matrix(op: &RmsNorm, argument: Argument, view: RowsView, rows: u64) -> Result
                 group: groups.rows,
             })
         }
-        _ => placed(argument, view.normal(), view.dtype.bytes()),
+        _ => placed(argument, Viewed::Rows(view), view.dtype.bytes()),
     }
 }
 
 /// A vector of `len` elements.
-fn vector(argument: Argument, view: VectorView, dtype: Dtype, len: u64) -> Result<Checked> {
+fn vector(argument: Argument, view: &VectorView, dtype: Dtype, len: u64) -> Result<Checked<'_>> {
     if view.dtype != dtype {
         return Err(Error::Dtype {
             argument,
@@ -191,17 +220,19 @@ fn vector(argument: Argument, view: VectorView, dtype: Dtype, len: u64) -> Resul
             expected: len,
         });
     }
-    placed(argument, view.as_rows(), dtype.bytes())
+    placed(argument, Viewed::Vector(view), dtype.bytes())
 }
 
 /// Scratch bytes.
-fn scratch(workspace: Workspace) -> Result<Checked> {
-    let words = VectorView::f32(workspace.address, workspace.bytes / 4);
-    placed(Argument::Workspace, words.as_rows(), WORKSPACE_ALIGNMENT)
+fn scratch(workspace: &Workspace) -> Result<Checked<'_>> {
+    let view = Viewed::Workspace(workspace);
+    placed(Argument::Workspace, view, WORKSPACE_ALIGNMENT)
 }
 
 /// Checks where the argument lies.
-fn placed(argument: Argument, view: RowsView, alignment: u64) -> Result<Checked> {
+fn placed(argument: Argument, view: Viewed<'_>, alignment: u64) -> Result<Checked<'_>> {
+    let given = view;
+    let view = given.rows();
     let extent = view.extent(argument)?;
     if extent.is_some() {
         if view.address == 0 {
@@ -217,8 +248,8 @@ fn placed(argument: Argument, view: RowsView, alignment: u64) -> Result<Checked>
     }
     Ok(Checked {
         argument,
-        view,
-        extent,
+        view: given,
+        extent: extent.unwrap_or((0, 0)),
     })
 }
 
@@ -237,8 +268,9 @@ fn region(view: &RowsView) -> Region {
 }
 
 /// An output's rows must not overlap each other.
-fn output(checked: Checked) -> Result<Checked> {
+fn output(checked: Checked<'_>) -> Result<Checked<'_>> {
     let Checked { argument, view, .. } = checked;
+    let view = view.rows();
     let (groups, rows, group_stride) = view.grouping();
     if rows > 1 && view.stride < view.hidden as i64 {
         return Err(Error::OutputStride {
@@ -267,10 +299,11 @@ fn output(checked: Checked) -> Result<Checked> {
 }
 
 /// Kernels divide the row's number by one size.
-fn one_group_size<'a>(arguments: impl Iterator<Item = &'a Option<Checked>>) -> Result<()> {
+fn one_group_size<'a>(arguments: impl Iterator<Item = &'a Option<Checked<'a>>>) -> Result<()> {
     let mut expected = None;
     for Checked { argument, view, .. } in arguments.flatten() {
-        let Some(RowGroups { rows: found, .. }) = view.groups else {
+        let Viewed::Rows(view) = view else { continue };
+        let Some(RowGroups { rows: found, .. }) = view.normal().groups else {
             continue;
         };
         let expected = *expected.get_or_insert(found);
@@ -287,17 +320,13 @@ fn one_group_size<'a>(arguments: impl Iterator<Item = &'a Option<Checked>>) -> R
 
 /// Outputs share memory with nothing, but for elements that take the place of the same ones of an
 /// input: whoever writes one has read the other.
-fn disjoint(outputs: &[Option<Checked>], inputs: &[Option<Checked>]) -> Result<()> {
+fn disjoint(outputs: &[Option<Checked<'_>>], inputs: &[Option<Checked<'_>>]) -> Result<()> {
     for (i, output) in outputs.iter().enumerate() {
         let Some(output) = output else { continue };
         for other in inputs.iter().chain(&outputs[i + 1..]).flatten() {
-            let (Some(a), Some(b)) = (output.extent, other.extent) else {
-                continue;
-            };
             // Where rows lie in each other's gaps is worked out only for extents that meet.
-            let meet = a.0 < b.1 && b.0 < a.1;
-            let overlap = || overlap(&region(&output.view), &region(&other.view));
-            if meet && overlap() && !in_place(output, other) {
+            let meet = output.extent.0 < other.extent.1 && other.extent.0 < output.extent.1;
+            if meet && share(output, other) {
                 return Err(Error::Overlap {
                     output: output.argument,
                     other: other.argument,
@@ -308,10 +337,16 @@ fn disjoint(outputs: &[Option<Checked>], inputs: &[Option<Checked>]) -> Result<(
     Ok(())
 }
 
-/// Whether `output` may lie where `input` does, and does so element for element.
-fn in_place(output: &Checked, input: &Checked) -> bool {
+/// Whether an output shares memory with another argument in a way that it must not.
+#[cold]
+fn share(output: &Checked<'_>, other: &Checked<'_>) -> bool {
+    let (a, b) = (output.view.rows(), other.view.rows());
+    overlap(&region(&a), &region(&b)) && !(may_replace(output, other) && a.same_memory(&b))
+}
+
+/// Whether `output` may lie where `input` does.
+fn may_replace(output: &Checked<'_>, input: &Checked<'_>) -> bool {
     use Argument::{Dh, Dx, Dy, H, Residual, X, Y};
     let pair = (output.argument, input.argument);
     matches!(pair, (Y | H, X | Residual) | (Dx, Dy | X | Dh))
-        && output.view.same_memory(&input.view)
 }
