@@ -66,6 +66,23 @@ fn other_languages_are_known() {
     }
 }
 
+/// Figures that are typed into documents, beside the records that they name.
+#[test]
+fn figures_are_those_of_the_records() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).expect(path);
+    let line = |record: &str, start: &str| {
+        let record = read(&format!("docs/measurements/{record}"));
+        let found = record.lines().find(|line| line.starts_with(start));
+        found.expect("a line of the record").to_owned()
+    };
+    let speed = line("2026-11-30-cpu.simulator.txt", "backward H=4096");
+    assert!(read("docs/playground.md").contains(&speed), "{speed}");
+    let error = line("2026-11-30-cpu.sigmoid.txt", "largest error: ");
+    let error = error.split(' ').nth(2).expect("a number");
+    let said = format!("The sigmoid is at most {error} units in the last place off");
+    assert!(read("docs/numerics.md").contains(&said), "{said}");
+}
+
 /// Commands of this program in the README, and what it says they print.
 fn tour(readme: &str) -> Vec<(Vec<&str>, String)> {
     let blocks = readme
