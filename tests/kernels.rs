@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 /// A width for each program and for the edges between programs; odd tiles, ragged warps.
 const WIDTHS: &[u64] = &[
-    8, 64, 256, 264, 512, 520, 576, 1024, 1032, 2048, 2056, 4096, 6144, 6152, 8192,
+    8, 64, 128, 136, 256, 264, 512, 520, 576, 1024, 1032, 2048, 2056, 4096, 6144, 6152, 8192,
 ];
 
 #[test]
@@ -69,7 +69,7 @@ const EVERY_PROGRAM: &[(u64, u64)] = &[
 const IN_PLACE: &[(u64, u64)] = &[(520, 133), (2056, 133), (4104, 70), (6152, 70), (8200, 133)];
 
 /// Shapes that reach the programs for rows in groups alone.
-const GROUPED: &[(u64, u64)] = &[(256, 530), (264, 530)];
+const GROUPED: &[(u64, u64)] = &[(256, 530), (264, 530), (1032, 10)];
 
 /// Shapes for the general kernels: one tile and several, one turn of a warp and two.
 const GENERAL: &[(u64, u64)] = &[(100, 40), (777, 9), (2600, 2)];

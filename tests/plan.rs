@@ -204,6 +204,7 @@ fn large_device() -> impl Strategy<Value = DeviceProperties> {
 fn covered(launch: &Launch) -> Option<u64> {
     let warps = u64::from(launch.block / 32);
     let (warps, vectors) = match launch.kernel.program {
+        Program::ForwardWarp { lanes: 16, .. } => return Some(128),
         Program::ForwardWarp { vectors, .. } | Program::BackwardWarp { vectors, .. } => {
             (1, vectors)
         }
@@ -279,8 +280,16 @@ fn check_forward(plan: &ForwardPlan, shape: Shape, device: &DeviceProperties) {
     let launch = plan.launch.expect("there are rows");
     check_forward_launch(&launch, shape, device);
     if shape.grouped {
-        let alone = matches!(launch.kernel.program, Program::ForwardWarp { rows, .. } if rows > 1);
-        assert!(!alone, "{launch:?}");
+        assert!(takes_groups(launch.kernel.program), "{launch:?}");
+    }
+}
+
+/// Whether a forward's program takes rows in groups.
+fn takes_groups(program: Program) -> bool {
+    match program {
+        Program::ForwardWarp { rows, .. } => rows == 1,
+        Program::ForwardBlock { grouped, .. } => grouped,
+        _ => true,
     }
 }
 
@@ -295,7 +304,7 @@ fn check_forward_launch(launch: &Launch, shape: Shape, device: &DeviceProperties
     };
     assert_eq!(launch.kernel.param_bytes, params);
     let (rows_a_block, needed) = match launch.kernel.program {
-        Program::ForwardWarp { rows, .. } => (launch.block / 32 * rows, 0),
+        Program::ForwardWarp { lanes, rows, .. } => (launch.block / lanes * rows, 0),
         Program::ForwardBlock { .. } | Program::ForwardWide => (1, SCRATCH_BYTES),
         Program::GeneralForward => (1, general::SCRATCH_BYTES),
         other => panic!("{other:?} is no forward"),
@@ -373,8 +382,10 @@ fn check_statistics(plan: &BackwardPlan, shape: Shape, device: &DeviceProperties
     };
     check_forward_launch(&statistics, plain, device);
     let program = statistics.kernel.program;
-    let alone = matches!(program, Program::ForwardWarp { rows, .. } if rows > 1);
-    assert!(!alone, "rows may come in groups: {program:?}");
+    assert!(
+        takes_groups(program),
+        "rows may come in groups: {program:?}"
+    );
 }
 
 /// Programs that take what is asked for.
@@ -697,6 +708,7 @@ fn routes_of_a_user_come_first() {
     let wide = Choice::of(Program::BackwardWide);
     // Too narrow for this width: passed over.
     let narrow = Choice::of(Program::ForwardWarp {
+        lanes: 32,
         vectors: 1,
         rows: 1,
     });
@@ -768,8 +780,8 @@ fn files_of_routes_that_cannot_serve_are_refused() {
         ("\"BackwardSplitWide\"", "\"Copy\"", "it is no backward"),
         (
             "\"ForwardWide\"",
-            "\"ForwardWarp { vectors: 1, rows: 1 }\"",
-            "holds no row of this width",
+            "\"ForwardWarp { lanes: 32, vectors: 1, rows: 1 }\"",
+            "hold no row of this width",
         ),
         ("\"warps\": 8", "\"warps\": 0", "no threads, or too many"),
         ("\"warps\": 4", "\"warps\": 4294967295", "1 to 16 warps"),

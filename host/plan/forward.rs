@@ -73,9 +73,9 @@ pub(super) fn statistics(
     }
 }
 
-/// The programs that take rows in groups, and no y: of each width the first.
+/// By the programs that take rows in groups, and no y.
 fn any_view(call: &Call, device: &DeviceProperties) -> Result<ForwardPlan> {
-    let mut routes = routes::FORWARD.iter();
+    let mut routes = routes::FORWARD_ANY_VIEW.iter();
     let route = routes.find(|route| route.window.holds_shape(call));
     let route = route.unwrap_or_else(|| unreachable!("the last is for any width"));
     chosen(&route.choice, call, device)
@@ -101,14 +101,15 @@ pub(super) fn chosen(
     let multiprocessors = device.multiprocessors();
     let (block, grid, shared_bytes) = match choice.program {
         Program::ForwardWarp {
+            lanes,
             vectors,
             rows: each,
         } => {
             keeps(
-                hidden <= TILE * vectors,
-                "a warp holds no row of this width",
+                hidden <= TILE / 32 * lanes * vectors,
+                "its lanes hold no row of this width",
             )?;
-            let rows_a_block = u64::from(each) * u64::from(choice.warps.max(1));
+            let rows_a_block = u64::from(each) * u64::from(choice.block().max(32) / lanes);
             (choice.block(), rows.div_ceil(rows_a_block), 0)
         }
         Program::ForwardBlock { vectors, .. } => {

@@ -215,21 +215,34 @@ const fn any(max_hidden: u32, choice: Choice) -> Route {
     up_to(max_hidden, MaxRows::Any, choice)
 }
 
-/// The first that holds the call, and that the device has shared memory for, serves. Rows in groups
-/// go to the first for their width, which takes them.
+/// The first that holds the call, and that the device has shared memory for, serves.
 #[rustfmt::skip]
 pub(super) const FORWARD: &[Route] = &[
-    few(256, 64, forward_warp(1, 1, 4)),
-    any(256, forward_warp(1, 4, 2)),
-    few(512, 64, forward_warp(2, 1, 4)),
-    any(512, forward_warp(2, 2, 2)),
-    plain(few(2048, 128, forward_block(false))),
-    residual(few(2048, 2, forward_block(false))),
-    any(2048, forward_block(true)),
-    plain(few(16_384, 64, forward_block(false))),
-    residual(few(16_384, 2, forward_block(false))),
-    any(16_384, forward_block(true)),
-    any(65_536, Choice::of(Program::ForwardWide).warps(16).resident_threads(1536)),
+    few(128, 256, forward_warp(16, 1, 4, 4)),
+    any(128, forward_warp(16, 1, 4, 2)),
+    few(256, 32, forward_warp(32, 1, 1, 4)),
+    few(256, 128, forward_warp(32, 1, 4, 4)),
+    any(256, forward_warp(32, 1, 4, 2)),
+    few(512, 32, forward_warp(32, 2, 1, 4)),
+    any(512, forward_warp(32, 2, 2, 2)),
+    // L2 is told to keep what is many times its size.
+    plain(few(2048, 256, FORWARD_BLOCK)),
+    plain(few(4096, 128, FORWARD_BLOCK)),
+    plain(few(16_384, 64, FORWARD_BLOCK)),
+    residual(few(2048, 128, FORWARD_BLOCK)),
+    residual(few(4096, 64, FORWARD_BLOCK)),
+    residual(few(16_384, 24, FORWARD_BLOCK)),
+    any(16_384, forward_block(true, false)),
+    any(65_536, FORWARD_WIDE),
+];
+
+/// As [`FORWARD`], for rows in groups and for rstd alone.
+#[rustfmt::skip]
+pub(super) const FORWARD_ANY_VIEW: &[Route] = &[
+    any(256, forward_warp(32, 1, 1, 4)),
+    any(512, forward_warp(32, 2, 1, 4)),
+    any(16_384, forward_block(false, true)),
+    any(65_536, FORWARD_WIDE),
 ];
 
 /// The first that holds the call, and that the device has shared memory for, serves.
@@ -286,13 +299,30 @@ const fn residual(route: Route) -> Route {
     Route { window, ..route }
 }
 
-const fn forward_warp(vectors: u32, rows: u32, warps: u32) -> Choice {
-    Choice::of(Program::ForwardWarp { vectors, rows }).warps(warps)
+const fn forward_warp(lanes: u32, vectors: u32, rows: u32, warps: u32) -> Choice {
+    let program = Program::ForwardWarp {
+        lanes,
+        vectors,
+        rows,
+    };
+    Choice::of(program).warps(warps)
 }
 
-const fn forward_block(reread: bool) -> Choice {
-    Choice::of(Program::ForwardBlock { vectors: 4, reread })
+const fn forward_block(keep: bool, grouped: bool) -> Choice {
+    let vectors = 4;
+    Choice::of(Program::ForwardBlock {
+        vectors,
+        keep,
+        grouped,
+    })
 }
+
+/// Three blocks stay on a multiprocessor.
+const FORWARD_WIDE: Choice = Choice::of(Program::ForwardWide)
+    .warps(16)
+    .resident_threads(3 * 512);
+
+const FORWARD_BLOCK: Choice = forward_block(false, false);
 
 const fn backward_split(vectors: u32, warps: u32) -> Choice {
     Choice::of(Program::BackwardSplit { vectors }).warps(warps)

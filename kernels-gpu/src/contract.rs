@@ -24,17 +24,21 @@ pub enum GateOrder {
 pub enum Program {
     /// [`crate::forward::warp`].
     ForwardWarp {
+        /// Lanes that share a row.
+        lanes: u32,
         /// Tiles of a row.
         vectors: u32,
-        /// Rows of a warp.
+        /// Rows of these lanes.
         rows: u32,
     },
     /// [`crate::forward::block`].
     ForwardBlock {
         /// Tiles of a warp.
         vectors: u32,
-        /// Whether x is read a second time, from L1, rather than kept in registers.
-        reread: bool,
+        /// Whether L2 is told to keep what is loaded.
+        keep: bool,
+        /// Whether rows may come in groups.
+        grouped: bool,
     },
     /// [`crate::forward::wide`].
     ForwardWide,

@@ -120,41 +120,53 @@ macro_rules! entries {
 }
 
 entries! { FORWARD, "forward_f32", "forward_bf16",
-    Program::ForwardWarp { vectors: 1, rows: 1 } => ForwardParams, forward::warp::<W, 1, 1, RESIDUAL>, threads 256, blocks 0, {
+    Program::ForwardWarp { lanes: 16, vectors: 1, rows: 4 } => ForwardParams, forward::warp::<W, 16, 1, 4, RESIDUAL>, threads 256, blocks 5, {
+        forward_warp_f32_l16v1r4 [0, 18, 6, 4];
+        forward_warp_f32_l16v1r4_residual [0, 18, 10, 8];
+        forward_warp_bf16_l16v1r4 [0, 18, 5, 4];
+        forward_warp_bf16_l16v1r4_residual [0, 18, 9, 8];
+    }
+    Program::ForwardWarp { lanes: 32, vectors: 1, rows: 1 } => ForwardParams, forward::warp::<W, 32, 1, 1, RESIDUAL>, threads 256, blocks 0, {
         forward_warp_f32_v1r1 [0, 10, 3, 1];
         forward_warp_f32_v1r1_residual [0, 10, 4, 2];
         forward_warp_bf16_v1r1 [0, 10, 2, 1];
         forward_warp_bf16_v1r1_residual [0, 10, 3, 2];
     }
-    Program::ForwardWarp { vectors: 1, rows: 4 } => ForwardParams, forward::warp::<W, 1, 4, RESIDUAL>, threads 128, blocks 7, {
+    Program::ForwardWarp { lanes: 32, vectors: 1, rows: 4 } => ForwardParams, forward::warp::<W, 32, 1, 4, RESIDUAL>, threads 256, blocks 5, {
         forward_warp_f32_v1r4 [0, 20, 6, 4];
         forward_warp_f32_v1r4_residual [0, 20, 10, 8];
         forward_warp_bf16_v1r4 [0, 20, 5, 4];
         forward_warp_bf16_v1r4_residual [0, 20, 9, 8];
     }
-    Program::ForwardWarp { vectors: 2, rows: 1 } => ForwardParams, forward::warp::<W, 2, 1, RESIDUAL>, threads 256, blocks 0, {
+    Program::ForwardWarp { lanes: 32, vectors: 2, rows: 1 } => ForwardParams, forward::warp::<W, 32, 2, 1, RESIDUAL>, threads 256, blocks 0, {
         forward_warp_f32_v2r1 [0, 12, 6, 2];
         forward_warp_f32_v2r1_residual [0, 12, 8, 4];
         forward_warp_bf16_v2r1 [0, 12, 4, 2];
         forward_warp_bf16_v2r1_residual [0, 12, 6, 4];
     }
-    Program::ForwardWarp { vectors: 2, rows: 2 } => ForwardParams, forward::warp::<W, 2, 2, RESIDUAL>, threads 128, blocks 7, {
+    Program::ForwardWarp { lanes: 32, vectors: 2, rows: 2 } => ForwardParams, forward::warp::<W, 32, 2, 2, RESIDUAL>, threads 256, blocks 0, {
         forward_warp_f32_v2r2 [0, 18, 8, 4];
         forward_warp_f32_v2r2_residual [0, 18, 12, 8];
         forward_warp_bf16_v2r2 [0, 18, 6, 4];
         forward_warp_bf16_v2r2_residual [0, 18, 10, 8];
     }
-    Program::ForwardBlock { vectors: 4, reread: false } => ForwardParams, forward::block::<W, 4, false, RESIDUAL>, threads 512, blocks 0, {
+    Program::ForwardBlock { vectors: 4, keep: false, grouped: false } => ForwardParams, forward::block::<W, 4, false, false, RESIDUAL>, threads 512, blocks 2, {
         forward_block_f32 [2, 22, 12, 4];
         forward_block_f32_residual [2, 22, 16, 8];
         forward_block_bf16 [2, 22, 8, 4];
         forward_block_bf16_residual [2, 22, 12, 8];
     }
-    Program::ForwardBlock { vectors: 4, reread: true } => ForwardParams, forward::block::<W, 4, true, RESIDUAL>, threads 512, blocks 2, {
-        forward_reread_f32 [2, 22, 20, 4];
-        forward_reread_f32_residual [2, 22, 16, 8];
-        forward_reread_bf16 [2, 22, 16, 4];
-        forward_reread_bf16_residual [2, 22, 12, 8];
+    Program::ForwardBlock { vectors: 4, keep: true, grouped: false } => ForwardParams, forward::block::<W, 4, true, false, RESIDUAL>, threads 512, blocks 2, {
+        forward_keep_f32 [2, 22, 12, 4];
+        forward_keep_f32_residual [2, 22, 16, 8];
+        forward_keep_bf16 [2, 22, 8, 4];
+        forward_keep_bf16_residual [2, 22, 12, 8];
+    }
+    Program::ForwardBlock { vectors: 4, keep: false, grouped: true } => ForwardParams, forward::block::<W, 4, false, true, RESIDUAL>, threads 512, blocks 2, {
+        forward_grouped_f32 [2, 22, 12, 4];
+        forward_grouped_f32_residual [2, 22, 16, 8];
+        forward_grouped_bf16 [2, 22, 8, 4];
+        forward_grouped_bf16_residual [2, 22, 12, 8];
     }
     Program::ForwardWide => ForwardParams, forward::wide::<W, RESIDUAL>, threads 512, blocks 0, {
         forward_wide_f32 [4, 20, 5, 1];

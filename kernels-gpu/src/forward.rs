@@ -11,74 +11,94 @@
 //! columns of y there is rstd alone. Rows may come in groups unless a program says otherwise.
 
 use crate::arith::{
-    Lane, RowScale, TILE, Width, add_residual, canonical, lane_dot, mean_square, narrow, normalise,
-    reciprocal_root, rescued_rstd, unroll, widen,
+    LANE_ELEMENTS, Lane, RowScale, TILE, Width, add_residual, canonical, lane_dot, mean_square,
+    narrow, normalise, reciprocal_root, rescued_rstd, unroll, widen,
 };
-use crate::device::{Words4, global, hint, shared, thread};
-use crate::params::ForwardParams;
-use crate::row_sum::{BlockSum, Group, TileSums, lane_row, leads_row, of_row, warp_row_sums};
+use crate::device::{Words4, global, hint, shared, thread, warp};
+use crate::lane_sum::LaneSums;
+use crate::params::{ForwardParams, Stride};
+use crate::row_sum::{SCRATCH_BYTES, TileSums};
 use crate::rows::{Columns, NO_WORDS, Weight, forget, row_start, row_start_mut, weights};
 
-/// One block a row: warp i holds tiles `VECTORS · i` and following. Where `REREAD` is set, the plain
-/// form drops x after the sum and reads it again from L1: without the registers for it more rows are
-/// under way on a multiprocessor. Without it the weight is loaded along with x: best for few rows.
+/// One block a row: warp i holds tiles `VECTORS · i` and following. With `KEEP`, L2 is told to keep
+/// what is loaded: where x is larger than L2 by far, memory is faster so. Rows may come in groups with
+/// `GROUPED` alone, which a block pays for before its first load.
 ///
 /// Contract: a block for each row, of a multiple of 32 threads with `VECTORS · 256` elements a warp
-/// covering H; [`crate::row_sum::SCRATCH_BYTES`] of shared memory.
+/// covering H, for at most 64 tiles; [`crate::row_sum::SCRATCH_BYTES`] of shared memory.
 ///
 /// # Safety
 /// - `p` describes live buffers as [`ForwardParams`] says, and outputs overlap nothing.
 /// - The launch keeps the contract.
 #[inline(always)]
-pub unsafe fn block<W: Weight, const VECTORS: usize, const REREAD: bool, const RESIDUAL: bool>(
+pub unsafe fn block<
+    W: Weight,
+    const VECTORS: usize,
+    const KEEP: bool,
+    const GROUPED: bool,
+    const RESIDUAL: bool,
+>(
     p: &ForwardParams,
 ) {
+    let warps = thread::block_dim_x() / 32;
+    let first_tile = thread::thread_idx_x() / 32 * VECTORS as u32;
     let columns = Columns::<VECTORS>::of_warp(thread::thread_idx_x() / 32, p.hidden);
-    let mut sums = BlockSum::new(shared::base(), Group::block());
     let row = thread::block_idx_x();
-    let x = row_start::<true>(p.x, row, p.x_stride, p.groups);
-    let reread = REREAD && !RESIDUAL;
     // SAFETY: the row is the block's, so every thread makes the same sums; it is inside the
-    // buffers, and each thread alone touches its columns of h and y.
+    // buffers, and each thread alone touches its columns of h and y. The second sum has a scratch of
+    // its own, since some threads may still read the first.
     unsafe {
-        let mut h = if reread {
-            columns.load_keep(x)
-        } else {
-            load_h::<VECTORS, RESIDUAL, true>(p, columns, row)
+        let sum = |values: [f32; VECTORS], scratch: u32| {
+            let sums = TileSums::new(scratch);
+            sums.publish_several(first_tile, values);
+            sums.finish_few(warps * VECTORS as u32)
         };
-        let mut w = [W::ZEROS; VECTORS];
-        if !REREAD {
-            w = columns.load_weight::<W>(p.w);
-        }
-        let (mean, rescue) = mean_square(sums.sum(squares(&h)), Width::new(p.hidden), p.eps);
-        let rstd = match rescue {
-            None => reciprocal_root(mean),
-            Some(scale) => {
-                if reread {
-                    h = columns.load_keep(x);
-                }
-                let sum = sums.sum(scaled_squares(&forget(h), scale));
-                rescued_rstd(sum, Width::new(p.hidden), p.eps, scale)
+        let start = |base: *const u16, stride: Stride| {
+            columns.of_row(row_start::<GROUPED>(base, row, stride, p.groups))
+        };
+        let load = |first: *const u16| {
+            if KEEP {
+                columns.load_keep(first)
+            } else {
+                columns.load_through_l1(first)
             }
         };
-        if REREAD {
-            w = columns.load_weight::<W>(p.w);
+        let mut h = load(start(p.x, p.x_stride));
+        if RESIDUAL {
+            let residual = load(start(p.residual, p.residual_stride));
+            unroll!(VECTORS, |v| h[v] = add_residual(h[v], residual[v]));
         }
-        h = if reread {
-            columns.load_last(x)
-        } else {
-            forget(h)
-        };
-        let out = row_start_mut::<true>(p.y, row, p.y_stride, p.groups);
-        let w = weights::<W, VECTORS>(w, p.weight_offset);
-        store_row(columns.below(p.y_columns), out, &h, rstd, &w);
+        let w = StoredWeights::<W, VECTORS>::load(p, columns);
+        let values = squares(&h);
+        // Unpacked values would take twice the registers until they are needed again.
+        h = forget(h);
+        let width = Width::new(p.hidden);
+        let (mean, rescue) = mean_square(sum(values, shared::base()), width, p.eps);
+        let mut rstd = reciprocal_root(mean);
+        if let Some(scale) = rescue {
+            let sum = sum(
+                scaled_squares(&h, scale.scale),
+                shared::base() + SCRATCH_BYTES / 2,
+            );
+            rstd = rescued_rstd(sum, width, p.eps, scale);
+            h = forget(h);
+        }
+        // Columns are worked out again: what they are compared with is not kept either.
+        let columns = columns.forget();
+        if RESIDUAL {
+            let to = start(p.h, p.h_stride).cast_mut();
+            unroll!(VECTORS, |v| columns.store_from(to, v, h[v]));
+        }
+        let y = start(p.y, p.y_stride).cast_mut();
+        store_row(columns.below(p.y_columns), y, &h, rstd, &w);
         if thread::thread_idx_x() == 0 && !p.rstd.is_null() {
             global::store_f32(p.rstd.add(row as usize), canonical(rstd));
         }
     }
 }
 
-/// One warp for `ROWS` neighbouring rows, for at most `VECTORS` tiles (H ≤ 256 · `VECTORS` ≤ 1024).
+/// `LANES` lanes of a warp (16 or 32) for `ROWS` neighbouring rows, of at most `VECTORS` tiles
+/// (H ≤ 256 · `VECTORS` ≤ 1024), or of half a tile for 16 lanes (H ≤ 128).
 ///
 /// Rows may come in groups where `ROWS` is 1 alone.
 ///
@@ -90,79 +110,94 @@ pub unsafe fn block<W: Weight, const VECTORS: usize, const REREAD: bool, const R
 /// # Safety
 /// - As [`block`].
 #[inline(always)]
-pub unsafe fn warp<W: Weight, const VECTORS: usize, const ROWS: usize, const RESIDUAL: bool>(
+pub unsafe fn warp<
+    W: Weight,
+    const LANES: u32,
+    const VECTORS: usize,
+    const ROWS: usize,
+    const RESIDUAL: bool,
+>(
     p: &ForwardParams,
 ) {
-    let columns = Columns::<VECTORS>::of_warp(0, p.hidden);
-    let (thread, block) = (thread::thread_idx_x(), thread::block_idx_x());
-    let warps = u64::from(thread::block_dim_x() / 32);
-    let first = (u64::from(block) * warps + u64::from(thread / 32)) * ROWS as u64;
-    if first >= u64::from(p.rows) {
+    let thread = thread::thread_idx_x();
+    let position = thread::block_idx_x() * (thread::block_dim_x() / LANES) + thread / LANES;
+    let first = position * ROWS as u32;
+    // The lanes of a warp stay together.
+    let before = thread % 32 / LANES * ROWS as u32;
+    if first - before >= p.rows {
         return;
     }
-    let first = first as u32;
-    let count = p.rows - first;
-    // SAFETY: rows are the warp's, so its lanes make the same sums; those below `count` are inside
-    // the buffers, and each thread alone touches its columns of h and y.
+    let count = p.rows.saturating_sub(first);
+    let columns = Columns::<VECTORS> {
+        first: thread % LANES * 8,
+        hidden: p.hidden,
+    };
+    // The columns of row `r`: none where there is no such row.
+    let inside = |r: usize, limit: u32| columns.below(if (r as u32) < count { limit } else { 0 });
+    // The thread's first vector of the first row, and of the row `r` behind it.
+    let start = |base: *const u16, stride: Stride| {
+        columns.of_row(if ROWS == 1 {
+            row_start::<true>(base, first, stride, p.groups)
+        } else {
+            row_start::<false>(base, first, stride, p.groups)
+        })
+    };
+    let behind = |start: *const u16, stride: Stride, r: usize| {
+        start.wrapping_offset(stride.row.wrapping_mul(r as i64) as isize)
+    };
+    // SAFETY: rows are the lanes', which make the same sums; those below `count` are inside the
+    // buffers, and each thread alone touches its columns of h and y.
     unsafe {
         let mut h = [[NO_WORDS; VECTORS]; ROWS];
-        unroll!(ROWS, |r| {
-            if (r as u32) < count {
-                h[r] = if ROWS == 1 {
-                    load_h::<VECTORS, RESIDUAL, true>(p, columns, first)
-                } else {
-                    load_h::<VECTORS, RESIDUAL, false>(p, columns, first + r as u32)
-                };
-            }
-        });
-        let mut w = [W::ZEROS; VECTORS];
-        if ROWS == 1 {
-            w = columns.load_weight::<W>(p.w);
-        }
-        let mut values = [[0.0; VECTORS]; ROWS];
-        unroll!(ROWS, |r| values[r] = squares(&h[r]));
-        let (mean, rescue) = mean_square(warp_row_sums(values), Width::new(p.hidden), p.eps);
-        let mut own = match rescue {
-            None => reciprocal_root(mean),
-            Some(scale) => -scale.scale,
-        };
-        let mut rstd = [0.0; ROWS];
-        unroll!(ROWS, |r| rstd[r] = of_row::<ROWS, VECTORS>(own, r));
-        let mut rescues = false;
-        unroll!(ROWS, |r| rescues |= rstd[r] < 0.0);
-        // The same for all lanes. Other rows are worked out along, and keep what they have.
-        if rescues {
+        let x = start(p.x, p.x_stride);
+        unroll!(ROWS, |r| h[r] =
+            inside(r, p.hidden).load_through_l1(behind(x, p.x_stride, r)));
+        if RESIDUAL {
+            let from = start(p.residual, p.residual_stride);
+            let mut residual = [[NO_WORDS; VECTORS]; ROWS];
+            unroll!(ROWS, |r| residual[r] = inside(r, p.hidden)
+                .load_through_l1(behind(from, p.residual_stride, r)));
+            let to = start(p.h, p.h_stride);
             unroll!(ROWS, |r| {
-                let scale = if rstd[r] == -RowScale::UP.scale {
-                    RowScale::UP
-                } else {
-                    RowScale::DOWN
-                };
-                values[r] = scaled_squares(&h[r], scale);
+                let to = behind(to, p.h_stride, r).cast_mut();
+                unroll!(VECTORS, |v| {
+                    h[r][v] = add_residual(h[r][v], residual[r][v]);
+                    inside(r, p.hidden).store_from(to, v, h[r][v]);
+                });
             });
-            let sum = warp_row_sums(values);
-            if let Some(scale) = rescue {
-                own = rescued_rstd(sum, Width::new(p.hidden), p.eps, scale);
-            }
-            unroll!(ROWS, |r| rstd[r] = of_row::<ROWS, VECTORS>(own, r));
         }
-        if ROWS > 1 {
-            w = columns.load_weight::<W>(p.w);
-        }
-        let w = weights::<W, VECTORS>(w, p.weight_offset);
+        let w = StoredWeights::<W, VECTORS>::load(p, columns);
+        let mut values = [[0.0; VECTORS]; ROWS];
         unroll!(ROWS, |r| {
-            if (r as u32) < count {
-                let row = first + r as u32;
-                let out = if ROWS == 1 {
-                    row_start_mut::<true>(p.y, row, p.y_stride, p.groups)
-                } else {
-                    row_start_mut::<false>(p.y, row, p.y_stride, p.groups)
-                };
-                store_row(columns.below(p.y_columns), out, &forget(h[r]), rstd[r], &w);
-            }
+            values[r] = squares(&h[r]);
+            // Unpacked values would take twice the registers until they are needed again.
+            h[r] = forget(h[r]);
         });
-        let row = lane_row::<ROWS, VECTORS>();
-        if leads_row::<ROWS, VECTORS>() && row < count && !p.rstd.is_null() {
+        let width = Width::new(p.hidden);
+        let sum = LaneSums::<LANES, ROWS, VECTORS>::of(values);
+        let (mean, rescue) = mean_square(sum, width, p.eps);
+        let mut own = reciprocal_root(mean);
+        if warp::any(rescue.is_some()) {
+            // Other rows of the warp are worked out along, and keep what they have.
+            let scale = rescue.map_or(1.0, |scale| scale.scale);
+            unroll!(ROWS, |r| {
+                let scale = LaneSums::<LANES, ROWS, VECTORS>::spread(scale, r);
+                values[r] = scaled_squares(&h[r], scale);
+                h[r] = forget(h[r]);
+            });
+            let sum = LaneSums::<LANES, ROWS, VECTORS>::of(values);
+            if let Some(scale) = rescue {
+                own = rescued_rstd(sum, width, p.eps, scale);
+            }
+        }
+        let y = start(p.y, p.y_stride);
+        unroll!(ROWS, |r| {
+            let rstd = LaneSums::<LANES, ROWS, VECTORS>::spread(own, r);
+            let out = behind(y, p.y_stride, r).cast_mut();
+            store_row(inside(r, p.y_columns), out, &h[r], rstd, &w);
+        });
+        let row = LaneSums::<LANES, ROWS, VECTORS>::row();
+        if LaneSums::<LANES, ROWS, VECTORS>::leads() && row < count && !p.rstd.is_null() {
             global::store_f32(p.rstd.add((first + row) as usize), canonical(own));
         }
     }
@@ -201,14 +236,16 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &ForwardParams, row: u32)
     unsafe {
         let load = |tile: u32| {
             let columns = columns_of(tile);
-            let x = columns.load(row_start::<true>(p.x, row, p.x_stride, p.groups))[0];
+            let x = columns
+                .load_through_l1(columns.of_row(row_start::<true>(p.x, row, p.x_stride, p.groups)))
+                [0];
             if RESIDUAL {
-                let residual = columns.load(row_start::<true>(
+                let residual = columns.load_through_l1(columns.of_row(row_start::<true>(
                     p.residual,
                     row,
                     p.residual_stride,
                     p.groups,
-                ));
+                )));
                 add_residual(x, residual[0])
             } else {
                 x
@@ -273,60 +310,69 @@ fn squares<const VECTORS: usize>(h: &[Words4; VECTORS]) -> [f32; VECTORS] {
 
 /// The same of the scaled row.
 #[inline(always)]
-fn scaled_squares<const VECTORS: usize>(h: &[Words4; VECTORS], scale: RowScale) -> [f32; VECTORS] {
+fn scaled_squares<const VECTORS: usize>(h: &[Words4; VECTORS], scale: f32) -> [f32; VECTORS] {
     let mut squares = [0.0; VECTORS];
     unroll!(VECTORS, |v| {
-        let scaled = scale.apply(&widen(h[v]));
+        let mut scaled = widen(h[v]);
+        unroll!(LANE_ELEMENTS, |i| scaled[i] *= scale);
         squares[v] = lane_dot(&scaled, &scaled);
     });
     squares
 }
 
+/// The weights of a thread's columns as they are stored, and what is added to each: zeros and 1 more
+/// where there is no weight.
+struct StoredWeights<W: Weight, const VECTORS: usize> {
+    words: [W::Words; VECTORS],
+    offset: f32,
+}
+
+impl<W: Weight, const VECTORS: usize> StoredWeights<W, VECTORS> {
+    /// # Safety
+    /// - As [`Columns::load_weight`].
+    #[inline(always)]
+    unsafe fn load(p: &ForwardParams, columns: Columns<VECTORS>) -> Self {
+        let mut it = Self {
+            words: [W::ZEROS; VECTORS],
+            offset: p.weight_offset,
+        };
+        if p.w.is_null() {
+            it.offset += 1.0;
+        } else {
+            unroll!(VECTORS, |v| {
+                if columns.holds(v) {
+                    // SAFETY: inside the weight.
+                    it.words[v] = unsafe { W::load(p.w, columns.column(v)) };
+                }
+            });
+        }
+        it
+    }
+
+    /// The weights of vector `v` as the norm multiplies by them.
+    #[inline(always)]
+    fn lane(&self, v: usize) -> Lane {
+        weights::<W, 1>([self.words[v]], self.offset)[0]
+    }
+}
+
 /// y = BF16((h ⊗ rstd) ⊗ w) for a thread's part of a row.
 ///
 /// # Safety
-/// - `out` points to a row as [`Columns::store`] wants it.
+/// - `out` points to the thread's first vector of a row, as [`Columns::store_from`] wants it.
 #[inline(always)]
-unsafe fn store_row<const VECTORS: usize>(
+unsafe fn store_row<W: Weight, const VECTORS: usize>(
     columns: Columns<VECTORS>,
     out: *mut u16,
     h: &[Words4; VECTORS],
     rstd: f32,
-    w: &[Lane; VECTORS],
+    w: &StoredWeights<W, VECTORS>,
 ) {
     unroll!(VECTORS, |v| {
-        let y = normalise(&widen(h[v]), rstd, &w[v]);
-        // SAFETY: the caller's obligation.
-        unsafe { columns.store(out, v, narrow(&y)) };
-    });
-}
-
-/// Loads a thread's part of row `row` of h; in the residual form works it out and stores it.
-///
-/// # Safety
-/// - The row is inside the buffers, and this thread alone touches its columns of h.
-#[inline(always)]
-unsafe fn load_h<const VECTORS: usize, const RESIDUAL: bool, const GROUPED: bool>(
-    p: &ForwardParams,
-    columns: Columns<VECTORS>,
-    row: u32,
-) -> [Words4; VECTORS] {
-    // SAFETY: the caller's obligations.
-    unsafe {
-        let mut h = columns.load(row_start::<GROUPED>(p.x, row, p.x_stride, p.groups));
-        if RESIDUAL {
-            let residual = columns.load(row_start::<true>(
-                p.residual,
-                row,
-                p.residual_stride,
-                p.groups,
-            ));
-            let out = row_start_mut::<GROUPED>(p.h, row, p.h_stride, p.groups);
-            unroll!(VECTORS, |v| {
-                h[v] = add_residual(h[v], residual[v]);
-                columns.store(out, v, h[v]);
-            });
+        if columns.holds(v) {
+            let y = normalise(&widen(h[v]), rstd, &w.lane(v));
+            // SAFETY: the caller's obligation.
+            unsafe { columns.store_from(out, v, narrow(&y)) };
         }
-        h
-    }
+    });
 }

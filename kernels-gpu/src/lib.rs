@@ -26,6 +26,7 @@ pub mod gated;
 pub mod general;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod instructions;
+pub mod lane_sum;
 pub mod leaf;
 pub mod params;
 pub mod ring;

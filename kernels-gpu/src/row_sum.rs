@@ -98,13 +98,6 @@ fn flatten<const ROWS: usize, const VECTORS: usize>(
     flat
 }
 
-/// The first lane that holds the sum of value `value` after [`lane_sums`] of `count` values.
-#[inline(always)]
-const fn lane_of_value(count: usize, value: u32) -> u32 {
-    let lane = (value & 1) << 4 | (value >> 1 & 1) << 3 | (value >> 2 & 1) << 2;
-    if count > 1 { lane } else { 0 }
-}
-
 /// The row sum when one warp holds the whole row (at most 4 tiles).
 ///
 /// # Safety
@@ -115,12 +108,12 @@ pub unsafe fn warp_row_sum<const VECTORS: usize>(values: [f32; VECTORS]) -> f32 
     unsafe { warp_row_sums([values]) }
 }
 
-/// The row sums when one warp holds `ROWS` whole rows: a lane gets that of row [`lane_row`].
+/// The row sums when one warp holds `ROWS` whole rows.
 ///
 /// # Safety
 /// - All 32 lanes of the warp reach this call together.
 #[inline(always)]
-pub unsafe fn warp_row_sums<const ROWS: usize, const VECTORS: usize>(
+unsafe fn warp_row_sums<const ROWS: usize, const VECTORS: usize>(
     values: [[f32; VECTORS]; ROWS],
 ) -> f32 {
     const { assert!(VECTORS <= 4 && ROWS * VECTORS <= 4) };
@@ -139,34 +132,6 @@ pub unsafe fn warp_row_sums<const ROWS: usize, const VECTORS: usize>(
             }
         }
     }
-}
-
-/// The row whose sum the calling lane gets from [`warp_row_sums`].
-#[inline(always)]
-pub fn lane_row<const ROWS: usize, const VECTORS: usize>() -> u32 {
-    let lane = thread::thread_idx_x() % 32;
-    value_of_lane(ROWS * VECTORS, lane) / VECTORS as u32
-}
-
-/// Whether the calling lane is the first of those that get the sum of [`lane_row`].
-#[inline(always)]
-pub fn leads_row<const ROWS: usize, const VECTORS: usize>() -> bool {
-    let lane = thread::thread_idx_x() % 32;
-    lane == lane_of_value(ROWS * VECTORS, lane_row::<ROWS, VECTORS>() * VECTORS as u32)
-}
-
-/// What the lanes of row `row` have for `value`.
-///
-/// # Safety
-/// - All 32 lanes of the warp reach this call together, with the same `row` < `ROWS`.
-#[inline(always)]
-pub unsafe fn of_row<const ROWS: usize, const VECTORS: usize>(value: f32, row: usize) -> f32 {
-    if ROWS == 1 {
-        return value;
-    }
-    let lane = lane_of_value(ROWS * VECTORS, (row * VECTORS) as u32);
-    // SAFETY: the caller's obligation.
-    unsafe { warp::shuffle_idx(value, lane) }
 }
 
 /// Row sums by a group of whole warps of a block, one barrier each: consecutive sums use the two
@@ -346,6 +311,23 @@ impl TileSums {
         }
     }
 
+    /// Publishes the sums of tiles `first` and following, of which the warp holds the lane values.
+    ///
+    /// # Safety
+    /// - As [`TileSums::publish`].
+    #[inline(always)]
+    pub unsafe fn publish_several<const VECTORS: usize>(self, first: u32, values: [f32; VECTORS]) {
+        let lane = thread::thread_idx_x() % 32;
+        // SAFETY: the caller's obligations.
+        unsafe {
+            let sum = lane_sums(flatten([values]), VECTORS, lane);
+            if lane.is_multiple_of(32 / VECTORS as u32) {
+                let tile = first + value_of_lane(VECTORS, lane);
+                shared::store_f32(self.scratch + 4 * tile, sum);
+            }
+        }
+    }
+
     /// Waits for the sums of `tiles` tiles and adds them.
     ///
     /// # Safety
@@ -361,6 +343,27 @@ impl TileSums {
                 sum += shared::load_f32(self.scratch + 4 * tile);
                 tile += 32;
             }
+            butterfly::<16>(sum)
+        }
+    }
+
+    /// As [`TileSums::finish`], for at most 64 tiles.
+    ///
+    /// # Safety
+    /// - As [`TileSums::finish`].
+    #[inline(always)]
+    pub unsafe fn finish_few(self, tiles: u32) -> f32 {
+        let lane = thread::thread_idx_x() % 32;
+        let mut sum = 0.0;
+        // SAFETY: all threads are here, and every tile's slot was written before the barrier.
+        unsafe {
+            thread::sync_threads();
+            unroll!(2, |i| {
+                let tile = lane + 32 * i as u32;
+                if tile < tiles {
+                    sum += shared::load_f32(self.scratch + 4 * tile);
+                }
+            });
             butterfly::<16>(sum)
         }
     }

@@ -251,7 +251,7 @@ pub mod global {
         Words4(a, b, c, d)
     }
 
-    /// Loads 16 bytes that every block reads (a weight), or that an earlier kernel wrote.
+    /// Loads 16 bytes through L1.
     ///
     /// # Safety
     /// - `pointer` is 16-byte aligned and its 16 bytes are readable global memory.
@@ -268,7 +268,7 @@ pub mod global {
         Words4(a, b, c, d)
     }
 
-    /// Loads 16 bytes that the same block loads again soon.
+    /// Loads 16 bytes that the caches are told to keep.
     ///
     /// # Safety
     /// - As [`load_words4`].
@@ -284,22 +284,6 @@ pub mod global {
         Words4(a, b, c, d)
     }
 
-    /// Loads 16 bytes for the last time.
-    ///
-    /// # Safety
-    /// - As [`load_words4`].
-    #[inline(always)]
-    pub unsafe fn load_last_words4(pointer: *const Words4) -> Words4 {
-        let (a, b, c, d): (u32, u32, u32, u32);
-        // SAFETY: the caller's obligations.
-        unsafe {
-            asm!("ld.global.L1::evict_first.L2::cache_hint.v4.b32 {{{}, {}, {}, {}}}, [{}], {};",
-                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) pointer,
-                in(reg64) give_up(), options(nostack, preserves_flags));
-        }
-        Words4(a, b, c, d)
-    }
-
     /// The L2 policy that evicts other lines first.
     #[inline(always)]
     fn keep() -> u64 {
@@ -307,18 +291,6 @@ pub mod global {
         // SAFETY: makes a value, nothing else.
         unsafe {
             asm!("createpolicy.fractional.L2::evict_last.b64 {}, 1.0;", out(reg64) policy,
-                options(pure, nomem, nostack, preserves_flags));
-        }
-        policy
-    }
-
-    /// The L2 policy that evicts these lines first.
-    #[inline(always)]
-    fn give_up() -> u64 {
-        let policy: u64;
-        // SAFETY: makes a value, nothing else.
-        unsafe {
-            asm!("createpolicy.fractional.L2::evict_first.b64 {}, 1.0;", out(reg64) policy,
                 options(pure, nomem, nostack, preserves_flags));
         }
         policy

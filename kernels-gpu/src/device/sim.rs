@@ -194,7 +194,7 @@ pub mod global {
         unsafe { load_words4(pointer) }
     }
 
-    /// Loads 16 bytes that every block reads (a weight), or that an earlier kernel wrote.
+    /// Loads 16 bytes through L1.
     ///
     /// # Safety
     /// - `pointer` is 16-byte aligned and its 16 bytes are readable global memory.
@@ -207,24 +207,13 @@ pub mod global {
         Words4(a, b, c, d)
     }
 
-    /// Loads 16 bytes that the same block loads again soon.
+    /// Loads 16 bytes that the caches are told to keep.
     ///
     /// # Safety
     /// - As [`load_words4`].
     #[inline]
     #[track_caller]
     pub unsafe fn load_keep_words4(pointer: *const Words4) -> Words4 {
-        // SAFETY: the caller's obligations.
-        unsafe { load_words4(pointer) }
-    }
-
-    /// Loads 16 bytes for the last time.
-    ///
-    /// # Safety
-    /// - As [`load_words4`].
-    #[inline]
-    #[track_caller]
-    pub unsafe fn load_last_words4(pointer: *const Words4) -> Words4 {
         // SAFETY: the caller's obligations.
         unsafe { load_words4(pointer) }
     }
