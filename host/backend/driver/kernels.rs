@@ -1,6 +1,6 @@
 //! The kernels that are loaded on a GPU: each once, from PTX of its own, before any call.
 
-use super::{Functions, Handle};
+use super::{Functions, Handle, LibraryFunctions};
 use crate::error::{Error, Result};
 use crate::plan::DeviceProperties;
 use crate::ptx;
@@ -9,6 +9,7 @@ use cake_rmsnorm_kernels::contract::Kernel;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::fmt::Write as _;
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
 
 /// What the driver's compiler made of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,10 +22,57 @@ pub struct KernelAttributes {
     pub max_threads: u32,
 }
 
+/// Compiled PTX.
+#[derive(Clone, Copy, Debug)]
+enum Image {
+    /// Of the context that was current.
+    Module(Handle),
+    /// Of no context.
+    Library(Handle),
+}
+
+// SAFETY: handles may be used from any thread that makes their context, if any, current.
+unsafe impl Send for Image {}
+
+impl Image {
+    /// Its module in the current context.
+    fn module(self, driver: &Functions, kernel: &Kernel) -> Result<Handle> {
+        let (Image::Library(handle) | Image::Module(handle)) = self;
+        match (self, &driver.library) {
+            (Image::Library(library), Some(functions)) => {
+                let mut module = std::ptr::null_mut();
+                // SAFETY: the library is loaded; the out pointer is live.
+                let status = unsafe { (functions.get_module)(&raw mut module, library) };
+                driver.check_with("cuLibraryGetModule", status, || {
+                    format!(" for {}", kernel.name)
+                })?;
+                Ok(module)
+            }
+            _ => Ok(handle),
+        }
+    }
+
+    /// Unloads it.
+    ///
+    /// # Safety
+    /// - A module's context is current; nothing uses the image's functions any more.
+    unsafe fn unload(self, driver: &Functions) {
+        // An error (a driver that is shutting down) leaves nothing to do.
+        let _ = match (self, &driver.library) {
+            // SAFETY: the caller's obligations.
+            (Image::Library(library), Some(functions)) => unsafe { (functions.unload)(library) },
+            // SAFETY: the caller's obligations.
+            (Image::Library(module) | Image::Module(module), _) => unsafe {
+                (driver.module_unload)(module)
+            },
+        };
+    }
+}
+
 /// A kernel in a context.
 #[derive(Clone, Copy, Debug)]
 struct Loaded {
-    module: Handle,
+    image: Image,
     function: Handle,
     attributes: KernelAttributes,
 }
@@ -79,8 +127,8 @@ impl Kernels {
         self.slots.get(bytes / size_of::<Kernel>())
     }
 
-    /// Loads what is not loaded yet, one after the other: the driver's compiler, which takes 50 to
-    /// 150 ms a kernel, does not run on several threads at once.
+    /// Loads what is not loaded yet. The driver's compiler takes 50 to 150 ms a kernel: all are
+    /// compiled at once, if the driver can. What is refused leaves the others loaded.
     ///
     /// # Safety
     /// - The context that the kernels are for is current, and has these properties.
@@ -91,12 +139,27 @@ impl Kernels {
         device: &str,
     ) -> Result<()> {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut missing = kernels.iter().filter(|kernel| self.loaded(kernel).is_err());
-        missing.try_for_each(|kernel| {
-            let loaded = load(self.functions, kernel, properties, device)?;
-            self.keep(kernel, loaded);
-            Ok(())
-        })
+        let mut missing: Vec<&'static Kernel> = Vec::new();
+        for kernel in kernels {
+            let listed = missing.iter().any(|other| std::ptr::eq(*other, *kernel));
+            if !listed && self.loaded(kernel).is_err() {
+                missing.push(kernel);
+            }
+        }
+        let compile =
+            |kernel: &&'static Kernel| compile(self.functions, kernel, properties, device);
+        let images: Vec<Result<Image>> = match self.functions.library {
+            Some(_) => at_once(&missing, compile),
+            None => missing.iter().map(compile).collect(),
+        };
+        let mut refused = None;
+        for (kernel, image) in missing.iter().zip(images) {
+            match image.and_then(|image| finish(self.functions, kernel, image, properties)) {
+                Ok(loaded) => self.keep(kernel, loaded),
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        refused.map_or(Ok(()), Err)
     }
 
     /// Loads a kernel, if it is not loaded yet, from PTX that is given.
@@ -115,7 +178,8 @@ impl Kernels {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         if self.loaded(kernel).is_err() {
             let what = || format!(" for {} on {device}", kernel.name);
-            let loaded = load_from(self.functions, kernel, ptx, properties, what)?;
+            let image = compile_ptx(self.functions, ptx, what)?;
+            let loaded = finish(self.functions, kernel, image, properties)?;
             self.keep(kernel, loaded);
         }
         Ok(())
@@ -127,47 +191,66 @@ impl Kernels {
         }
     }
 
-    /// Unloads every module.
+    /// Unloads every kernel.
     ///
     /// # Safety
     /// - The context is current, and no function is used any more.
     pub unsafe fn unload(&mut self) {
         for loaded in self.slots.iter_mut().filter_map(OnceLock::take) {
-            // SAFETY: the caller's obligations. An error (a driver that is shutting down) leaves
-            // nothing to do.
-            let _ = unsafe { (self.functions.module_unload)(loaded.module) };
+            // SAFETY: the caller's obligations.
+            unsafe { loaded.image.unload(self.functions) };
         }
     }
 }
 
-/// Loads a kernel into the current context, which is the device's.
-fn load(
+/// `job` of every item, on threads of their own; on this one where there is no thread to be had.
+fn at_once<T: Sync, R: Send>(items: &[T], job: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    if let [item] = items {
+        return vec![job(item)];
+    }
+    let job = &job;
+    thread::scope(|scope| {
+        let start = |item| {
+            let started = thread::Builder::new().spawn_scoped(scope, move || job(item));
+            (item, started.ok())
+        };
+        let started: Vec<_> = items.iter().map(start).collect();
+        let result = |(item, thread): (_, Option<thread::ScopedJoinHandle<'_, R>>)| {
+            let result = thread.and_then(|thread| thread.join().ok());
+            result.unwrap_or_else(|| job(item))
+        };
+        started.into_iter().map(result).collect()
+    })
+}
+
+/// Compiles a kernel of the embedded PTX, for the current context if the driver needs one.
+fn compile(
     driver: &Functions,
     kernel: &'static Kernel,
     properties: &DeviceProperties,
     device: &str,
-) -> Result<Loaded> {
+) -> Result<Image> {
     let (major, minor) = properties.compute_capability;
     let module = ptx::Module::best(kernel.module, 10 * major + minor)
         .ok_or(Error::UnsupportedDevice { major, minor })?;
     let slice = module.entry(kernel.name);
     let ptx = slice.as_deref().unwrap_or(module.ptx);
-    load_from(driver, kernel, ptx, properties, || {
+    compile_ptx(driver, ptx, || {
         let (name, sm) = (kernel.name, module.sm);
         format!(" for {name} (PTX for sm_{sm}) on {device}")
     })
 }
 
-/// Loads a kernel from PTX that is given; `what` is for errors.
-fn load_from(
+/// The kernel of an image in the current context, which is the device's; or the image is unloaded.
+fn finish(
     driver: &Functions,
     kernel: &'static Kernel,
-    ptx: &str,
+    image: Image,
     properties: &DeviceProperties,
-    what: impl FnOnce() -> String,
 ) -> Result<Loaded> {
-    let module = load_ptx(driver, ptx, what)?;
-    let function = function(driver, module, kernel.name).and_then(|function| {
+    let module = image.module(driver, kernel);
+    let function = module.and_then(|module| function(driver, module, kernel.name));
+    let function = function.and_then(|function| {
         let attributes = attributes(driver, function)?;
         if attributes.max_threads < kernel.max_threads {
             return Err(Error::BlockThreads {
@@ -181,13 +264,13 @@ fn load_from(
     });
     match function {
         Ok((function, attributes)) => Ok(Loaded {
-            module,
+            image,
             function,
             attributes,
         }),
         Err(error) => {
-            // SAFETY: loaded above, and nothing uses it.
-            let _ = unsafe { (driver.module_unload)(module) };
+            // SAFETY: loaded for this kernel, and nothing uses it.
+            unsafe { image.unload(driver) };
             Err(error)
         }
     }
@@ -237,26 +320,35 @@ fn allow_shared_memory(driver: &Functions, function: Handle, bytes: u32) -> Resu
 const JIT_ERROR_LOG_BUFFER: c_uint = 5;
 const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_uint = 6;
 
-/// Loads PTX into the current context; a failure carries the JIT log.
-fn load_ptx(driver: &Functions, ptx: &str, what: impl FnOnce() -> String) -> Result<Handle> {
+/// Compiles PTX; a failure carries the JIT log, and `what` it was for.
+fn compile_ptx(driver: &Functions, ptx: &str, what: impl FnOnce() -> String) -> Result<Image> {
     const LOG_BYTES: usize = 8192;
     let image = CString::new(ptx).unwrap_or_default();
     let mut log = vec![0u8; LOG_BYTES];
     let mut options = [JIT_ERROR_LOG_BUFFER, JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
-    let mut module = std::ptr::null_mut();
+    let count = options.len() as c_uint;
+    let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
+    let (code, none) = (image.as_ptr().cast(), std::ptr::null_mut());
+    let mut handle = none;
     // SAFETY: the image is terminated; options and values have two entries, and the log's
     // buffer has the size given.
-    let status = unsafe {
-        (driver.module_load_data_ex)(
-            &raw mut module,
-            image.as_ptr().cast(),
-            options.len() as c_uint,
-            options.as_mut_ptr(),
-            values.as_mut_ptr(),
-        )
+    let (call, status) = unsafe {
+        match &driver.library {
+            Some(LibraryFunctions { load_data, .. }) => {
+                let (more, their_values) = (std::ptr::null_mut(), std::ptr::null_mut());
+                let out = &raw mut handle;
+                let status = load_data(out, code, options, values, count, more, their_values, 0);
+                ("cuLibraryLoadData", status)
+            }
+            None => {
+                let load = driver.module_load_data_ex;
+                let status = load(&raw mut handle, code, count, options, values);
+                ("cuModuleLoadDataEx", status)
+            }
+        }
     };
-    driver.check_with("cuModuleLoadDataEx", status, || {
+    driver.check_with(call, status, || {
         let mut detail = what();
         let version = ptx
             .lines()
@@ -279,5 +371,8 @@ fn load_ptx(driver: &Functions, ptx: &str, what: impl FnOnce() -> String) -> Res
         }
         detail
     })?;
-    Ok(module)
+    Ok(match driver.library {
+        Some(_) => Image::Library(handle),
+        None => Image::Module(handle),
+    })
 }

@@ -52,6 +52,18 @@ type ModuleLoadDataEx = unsafe extern "C" fn(
 ) -> Status;
 type ModuleGetFunction = unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> Status;
 type ModuleUnload = unsafe extern "C" fn(Handle) -> Status;
+type LibraryLoadData = unsafe extern "C" fn(
+    *mut Handle,
+    *const c_void,
+    *mut c_uint,
+    *mut *mut c_void,
+    c_uint,
+    *mut c_uint,
+    *mut *mut c_void,
+    c_uint,
+) -> Status;
+type LibraryGetModule = unsafe extern "C" fn(*mut Handle, Handle) -> Status;
+type LibraryUnload = unsafe extern "C" fn(Handle) -> Status;
 type FuncGetAttribute = unsafe extern "C" fn(*mut c_int, c_int, Handle) -> Status;
 type FuncSetAttribute = unsafe extern "C" fn(Handle, c_int, c_int) -> Status;
 type FuncLoad = unsafe extern "C" fn(Handle) -> Status;
@@ -73,12 +85,23 @@ type LaunchKernelEx =
 type GetErrorName = unsafe extern "C" fn(Status, *mut *const c_char) -> Status;
 type DriverGetVersion = unsafe extern "C" fn(*mut c_int) -> Status;
 
+/// Loading for every context at once. No context is locked meanwhile, so the driver's compiler runs
+/// on several threads.
+#[derive(Debug)]
+struct LibraryFunctions {
+    load_data: LibraryLoadData,
+    get_module: LibraryGetModule,
+    unload: LibraryUnload,
+}
+
 /// The functions of the driver that runs.
 #[derive(Debug)]
 pub(super) struct Functions {
     module_load_data_ex: ModuleLoadDataEx,
     module_get_function: ModuleGetFunction,
     module_unload: ModuleUnload,
+    /// CUDA 12.0 and newer.
+    library: Option<LibraryFunctions>,
     func_get_attribute: FuncGetAttribute,
     func_set_attribute: FuncSetAttribute,
     /// CUDA 12.4 and newer. Older drivers load a function when its attributes are asked for.
@@ -119,10 +142,18 @@ impl Functions {
             pointer => Ok(pointer),
         };
         let newer = |name, version| Some(find(name, version)).filter(|found| !found.is_null());
+        let library = || {
+            Some(LibraryFunctions {
+                load_data: typed!(newer(c"cuLibraryLoadData", 12_000)?, LibraryLoadData),
+                get_module: typed!(newer(c"cuLibraryGetModule", 12_000)?, LibraryGetModule),
+                unload: typed!(newer(c"cuLibraryUnload", 12_000)?, LibraryUnload),
+            })
+        };
         Ok(Self {
             module_load_data_ex: typed!(needed(c"cuModuleLoadDataEx")?, ModuleLoadDataEx),
             module_get_function: typed!(needed(c"cuModuleGetFunction")?, ModuleGetFunction),
             module_unload: typed!(needed(c"cuModuleUnload")?, ModuleUnload),
+            library: library(),
             func_get_attribute: typed!(needed(c"cuFuncGetAttribute")?, FuncGetAttribute),
             func_set_attribute: typed!(needed(c"cuFuncSetAttribute")?, FuncSetAttribute),
             func_load: newer(c"cuFuncLoad", 12_040).map(|found| typed!(found, FuncLoad)),

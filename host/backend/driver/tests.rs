@@ -6,6 +6,9 @@ use crate::ptx;
 use cake_rmsnorm_kernels::KERNELS;
 use cake_rmsnorm_kernels::contract::Kernel;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::thread::{self, ThreadId};
 
 thread_local! {
     static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
@@ -14,6 +17,12 @@ thread_local! {
     /// What loading answers.
     static LOADED: Cell<Status> = const { Cell::new(SUCCESS) };
 }
+
+/// Which thread loaded which library.
+static LIBRARIES: Mutex<BTreeMap<usize, ThreadId>> = Mutex::new(BTreeMap::new());
+
+/// What this driver has instead of a compiler refuses this kernel.
+const REFUSED: usize = 2;
 
 fn note(call: String) {
     CALLS.with_borrow_mut(|calls| calls.push(call));
@@ -59,6 +68,47 @@ unsafe extern "C" fn module_get_function(
 
 unsafe extern "C" fn module_unload(module: Handle) -> Status {
     note(format!("unload {module:?}"));
+    SUCCESS
+}
+
+#[allow(clippy::too_many_arguments)]
+unsafe extern "C" fn library_load_data(
+    library: *mut Handle,
+    image: *const c_void,
+    options: *mut c_uint,
+    values: *mut *mut c_void,
+    count: c_uint,
+    _: *mut c_uint,
+    _: *mut *mut c_void,
+    more: c_uint,
+) -> Status {
+    // SAFETY: as the driver's function.
+    let image = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
+    let entry = |kernel: &Kernel| image.contains(&format!(".visible .entry {}(", kernel.name));
+    let index = KERNELS.iter().position(entry).expect("a kernel");
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!((count, *options, *options.add(1), more), (2, 5, 6, 0));
+        if index == REFUSED {
+            (*values).cast::<[u8; 6]>().write(*b"no op\0");
+            return 218;
+        }
+        *library = (0x100 + index) as Handle;
+    }
+    let mut libraries = LIBRARIES.lock().expect("no panic");
+    libraries.insert(index, thread::current().id());
+    SUCCESS
+}
+
+unsafe extern "C" fn library_get_module(module: *mut Handle, library: Handle) -> Status {
+    note(format!("module of {library:?}"));
+    // SAFETY: as the driver's function.
+    unsafe { *module = (library.addr() + 0x100) as Handle };
+    SUCCESS
+}
+
+unsafe extern "C" fn library_unload(library: Handle) -> Status {
+    note(format!("unload library {library:?}"));
     SUCCESS
 }
 
@@ -144,6 +194,9 @@ unsafe extern "C" fn driver_get_version(version: *mut c_int) -> Status {
     SUCCESS
 }
 
+/// What drivers before CUDA 12 lack of loading.
+const LIBRARY: &str = "cuLibraryLoadData";
+
 /// The driver, without the functions named in `without`.
 fn driver(without: &'static [&'static str]) -> Result<&'static Functions> {
     let find = |name: &'static CStr, _| match name.to_str() {
@@ -151,6 +204,9 @@ fn driver(without: &'static [&'static str]) -> Result<&'static Functions> {
         Ok("cuModuleLoadDataEx") => module_load_data_ex as *mut c_void,
         Ok("cuModuleGetFunction") => module_get_function as *mut c_void,
         Ok("cuModuleUnload") => module_unload as *mut c_void,
+        Ok("cuLibraryLoadData") => library_load_data as *mut c_void,
+        Ok("cuLibraryGetModule") => library_get_module as *mut c_void,
+        Ok("cuLibraryUnload") => library_unload as *mut c_void,
         Ok("cuFuncGetAttribute") => func_get_attribute as *mut c_void,
         Ok("cuFuncSetAttribute") => func_set_attribute as *mut c_void,
         Ok("cuFuncLoad") => func_load as *mut c_void,
@@ -182,7 +238,7 @@ fn configuration(dependent: bool) -> Configuration {
 
 #[test]
 fn kernels_are_loaded_once_each_from_a_module_of_its_own() -> Result<()> {
-    let mut kernels = Kernels::new(driver(&[])?);
+    let mut kernels = Kernels::new(driver(&[LIBRARY])?);
     let (first, second) = (&KERNELS[0], &KERNELS[1]);
     assert!(matches!(
         kernels.function(first),
@@ -210,8 +266,40 @@ fn kernels_are_loaded_once_each_from_a_module_of_its_own() -> Result<()> {
 }
 
 #[test]
+fn kernels_are_compiled_at_once() -> Result<()> {
+    let mut kernels = Kernels::new(driver(&[])?);
+    let (first, second, refused) = (&KERNELS[0], &KERNELS[1], &KERNELS[REFUSED]);
+    let Err(Error::Cuda { call, detail, .. }) = load(&kernels, &[first, refused, second, first])
+    else {
+        panic!("accepted");
+    };
+    assert_eq!(call, "cuLibraryLoadData");
+    assert!(detail.ends_with("JIT log: no op"), "{detail}");
+    // Each on a thread of its own; what needs the context on this one, in order.
+    let libraries = LIBRARIES.lock().expect("no panic").clone();
+    let (a, b) = (libraries[&0], libraries[&1]);
+    assert!(a != b && a != thread::current().id() && b != thread::current().id());
+    let noted = calls();
+    let of = |start: &'static str| noted.iter().filter(move |call| call.starts_with(start));
+    let modules: Vec<_> = of("module").collect();
+    assert_eq!(modules, ["module of 0x100", "module of 0x101"]);
+    let functions: Vec<_> = of("get").cloned().collect();
+    let expected = [(first, "0x200"), (second, "0x201")];
+    let expected = expected.map(|(kernel, module)| format!("get {} of {module}", kernel.name));
+    assert_eq!(functions, expected);
+    // What was refused leaves the others loaded.
+    assert!(kernels.function(refused).is_err());
+    load(&kernels, &[first, second])?;
+    assert!(calls().is_empty());
+    // SAFETY: as `load`.
+    unsafe { kernels.unload() };
+    assert_eq!(calls(), ["unload library 0x100", "unload library 0x101"]);
+    Ok(())
+}
+
+#[test]
 fn kernels_that_cannot_run_are_refused_and_unloaded() -> Result<()> {
-    let kernels = Kernels::new(driver(&[])?);
+    let kernels = Kernels::new(driver(&[LIBRARY])?);
     let kernel = &KERNELS[0];
     MAX_THREADS.set(1);
     let refused = load(&kernels, &[kernel]);
@@ -224,7 +312,7 @@ fn kernels_that_cannot_run_are_refused_and_unloaded() -> Result<()> {
 
 #[test]
 fn the_compiler_s_log_is_in_the_error() -> Result<()> {
-    let kernels = Kernels::new(driver(&[])?);
+    let kernels = Kernels::new(driver(&[LIBRARY])?);
     LOADED.set(218);
     let refused = load(&kernels, &[&KERNELS[0]]);
     LOADED.set(SUCCESS);
