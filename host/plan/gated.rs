@@ -9,7 +9,7 @@ use cake_rmsnorm_kernels::backward::{reduce, split};
 use cake_rmsnorm_kernels::contract::Program;
 use cake_rmsnorm_kernels::gated::backward::{block_shared_bytes, warp_shared_bytes};
 use cake_rmsnorm_kernels::gated::backward_pairs::shared_bytes as pairs_shared_bytes;
-use cake_rmsnorm_kernels::gated::forward::pairs_shared_bytes as forward_pairs_shared_bytes;
+use cake_rmsnorm_kernels::gated::gate::Table;
 use cake_rmsnorm_kernels::leaf::gated_leaf_rows;
 use cake_rmsnorm_kernels::row_sum::SCRATCH_BYTES;
 
@@ -68,15 +68,6 @@ fn pairs_pay(rows: u64, device: &DeviceProperties) -> bool {
     rows >= PAIRS_FROM * u64::from(device.multiprocessors())
 }
 
-/// Threads of a forward block that shares a table: [`FORWARD_PAIRS_THREADS`], or as many as the
-/// shared memory of `device` has room for.
-fn forward_pairs_threads(device: &DeviceProperties) -> u32 {
-    let fits =
-        |threads: &u32| forward_pairs_shared_bytes(*threads) <= device.shared_bytes_per_block;
-    let warps = (1..=FORWARD_PAIRS_THREADS / 32).rev();
-    warps.map(|warps| 32 * warps).find(fits).unwrap_or(0)
-}
-
 /// Plans a forward of `op` over `rows` rows.
 ///
 /// # Errors
@@ -94,11 +85,10 @@ pub fn gated_forward(
     let (width, order) = (op.width() as u32, op.order());
     let warp = FORWARD_WARP.iter().find(|(widest, ..)| width <= *widest);
     let (program, block, rows_of_block, shared_bytes) = match warp {
-        Some(&(_, lanes, 1)) if pairs_pay(rows, device) && forward_pairs_threads(device) > 0 => {
+        Some(&(_, lanes, 1)) if pairs_pay(rows, device) => {
             let program = Program::GatedForwardPairs { order, lanes };
-            let threads = forward_pairs_threads(device);
-            let shared = forward_pairs_shared_bytes(threads);
-            (program, threads, 2 * (threads / lanes), shared)
+            let pairs = FORWARD_PAIRS_THREADS / lanes;
+            (program, FORWARD_PAIRS_THREADS, 2 * pairs, Table::BYTES)
         }
         Some(&(_, lanes, vectors)) => {
             let program = Program::GatedForwardWarp {

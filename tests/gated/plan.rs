@@ -4,7 +4,6 @@ use cake_rmsnorm::gated::{GateOrder, GatedRmsNorm};
 use cake_rmsnorm::kernels::contract::Program;
 use cake_rmsnorm::kernels::gated::backward::{block_shared_bytes, warp_shared_bytes};
 use cake_rmsnorm::kernels::gated::backward_pairs::shared_bytes as pairs_shared_bytes;
-use cake_rmsnorm::kernels::gated::forward::pairs_shared_bytes as forward_pairs_shared_bytes;
 use cake_rmsnorm::kernels::leaf::gated_leaf_rows;
 use cake_rmsnorm::plan::{DeviceProperties, Launch};
 use cake_rmsnorm::{Dtype, Error};
@@ -77,11 +76,7 @@ fn plans_keep_the_contracts() {
                     .expect("supported");
             for rows in ROWS {
                 let forward = op.forward_plan(rows, &device).expect("a plan");
-                let forward = forward.launch.expect("rows");
-                check_launch(&forward, &op, &device);
-                if let Program::GatedForwardPairs { .. } = forward.kernel.program {
-                    assert!(forward.shared_bytes >= forward_pairs_shared_bytes(forward.block));
-                }
+                check_launch(&forward.launch.expect("rows"), &op, &device);
                 let plan = match op.backward_plan(rows, true, &device) {
                     // The running sums of two vectors need more than such a device has.
                     Err(Error::SharedMemory { .. }) => {

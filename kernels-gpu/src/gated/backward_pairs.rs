@@ -2,32 +2,27 @@
 //! two neighbouring rows at a time, and gates from a table.
 
 use crate::arith::{Lane, Width, unroll};
-use crate::device::{Words4, global, shared, thread};
+use crate::device::{Words4, async_copy, global, shared, thread};
 use crate::gated::backward::{accumulate, close_leaf, log2, store_pairs};
 use crate::gated::forward::weight;
 use crate::gated::gate::Table;
 use crate::gated::pair::{OfPair, StoredPair};
-use crate::gated::pair_ring::{PairRing, pair_ring_bytes};
 use crate::gated::params::GatedBackwardParams;
 use crate::gated::place::{Part, Place};
 use crate::gated::row::Norm;
 use crate::gated::sums::LaneSums;
 use crate::gated::turn::{Step, Turn};
-use crate::rows::{Columns, Weight};
+use crate::rows::{Columns, NO_WORDS, Weight};
 use crate::tree::{Counter, empty, fold_positions, shelf_bytes};
 
 /// Pairs of rows under way.
 const STAGES: u32 = 2;
-/// Matrices that are read.
-const TENSORS: usize = 3;
-/// dy in the ring.
-const DY: usize = 0;
-/// x in the ring.
-const X: usize = 1;
-/// z in the ring.
-const Z: usize = 2;
-
-type Ring = PairRing<TENSORS, STAGES>;
+/// Matrices that are read: dy, x, z.
+const TENSORS: u32 = 3;
+/// Bytes of a thread's vectors of one row, of all threads of a warp.
+const ROW_BYTES: u32 = 512 * TENSORS;
+/// Bytes of a warp's stage.
+const STAGE_BYTES: u32 = 2 * ROW_BYTES;
 
 /// `LANES` lanes of a warp (8, 16 or 32) a pair of rows at a time, a vector a row and lane; else as
 /// [`crate::gated::backward::warp`].
@@ -87,7 +82,7 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
             };
             // SAFETY: the row and the group's columns are inside the buffers, if it is there; the
             // stage's pair is done.
-            unsafe { ring.fill(columns, r, starts, present) };
+            unsafe { ring.fill(columns, r as u32, starts, present) };
         });
         ring.filled();
         if !p.rstd.is_null() && coming.left > 0 && row + half < p.rows {
@@ -196,13 +191,104 @@ pub const fn shared_bytes(threads: u32, positions: u32, run_log2: u32) -> u32 {
 /// Bytes of the ring of `threads` threads.
 #[inline(always)]
 const fn ring_bytes(threads: u32) -> u32 {
-    pair_ring_bytes(TENSORS as u32, STAGES, threads)
+    threads / 32 * STAGES * STAGE_BYTES
 }
 
 /// Where the two rows of a step lie.
 #[inline(always)]
 fn places(step: Step, heads: u32) -> [Place; 2] {
     [step.place, step.place.plus(Place::of(1, heads), heads)]
+}
+
+/// Pairs on their way, in places that are each thread's own. What no copy fills is zero.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    /// The thread's first place in stage 0.
+    place: u32,
+    /// Offset of the stage that is read next, and filled next.
+    stage: u32,
+}
+
+/// dy in a stage.
+const DY: u32 = 0;
+/// x in a stage.
+const X: u32 = 1;
+/// z in a stage.
+const Z: u32 = 2;
+
+impl Ring {
+    /// A ring at shared address `base`.
+    ///
+    /// # Safety
+    /// - Shared memory has [`ring_bytes`] there.
+    #[inline(always)]
+    unsafe fn new(base: u32, columns: Columns<1>) -> Self {
+        let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
+        let place = base + warp * STAGES * STAGE_BYTES + 16 * lane;
+        if !columns.holds(0) {
+            let mut offset = 0;
+            while offset < STAGES * STAGE_BYTES {
+                // SAFETY: the thread's own place.
+                unsafe { shared::store_words4(place + offset, NO_WORDS) };
+                offset += 512;
+            }
+        }
+        Self { place, stage: 0 }
+    }
+
+    #[inline(always)]
+    fn at(&self, tensor: u32, r: u32) -> u32 {
+        self.place + self.stage + r * ROW_BYTES + 512 * tensor
+    }
+
+    /// Starts to copy row `r` of a pair to the current stage, or makes it zero.
+    ///
+    /// # Safety
+    /// - `row` are the starts of rows of dy, x and z, 16-byte aligned, that nobody writes during the
+    ///   launch; the columns are inside. The stage was read, or never filled.
+    #[inline(always)]
+    unsafe fn fill(
+        &self,
+        columns: Columns<1>,
+        r: u32,
+        row: impl FnOnce() -> [*const u16; TENSORS as usize],
+        present: bool,
+    ) {
+        if present {
+            if columns.holds(0) {
+                let row = row();
+                // SAFETY: inside the rows; the places are the thread's own.
+                unroll!(3, |tensor| unsafe {
+                    let source = row[tensor].add(columns.column(0) as usize);
+                    async_copy::copy_words4(self.at(tensor as u32, r), source.cast());
+                });
+            }
+        } else {
+            // SAFETY: the thread's own places, which no copy is under way to.
+            unroll!(3, |tensor| unsafe {
+                shared::store_words4(self.at(tensor as u32, r), NO_WORDS);
+            });
+        }
+    }
+
+    /// Moves on after the two rows of a stage.
+    #[inline(always)]
+    fn filled(&mut self) {
+        async_copy::commit_group();
+        self.stage = STAGE_BYTES - self.stage;
+    }
+
+    /// Waits for the pair of the current stage, `STAGES` fills after the first.
+    #[inline(always)]
+    fn wait(&self) {
+        async_copy::wait_group::<{ STAGES - 1 }>();
+    }
+
+    #[inline(always)]
+    fn get(&self, tensor: u32, r: usize) -> Words4 {
+        // SAFETY: the thread's own place, which was filled and waited for.
+        unsafe { shared::load_words4(self.at(tensor, r as u32)) }
+    }
 }
 
 impl StoredPair for Ring {
@@ -223,6 +309,7 @@ impl StoredPair for Ring {
 
     #[inline(always)]
     fn replace_x(&self, r: usize, words: Words4) {
-        self.put(X, r, words);
+        // SAFETY: the thread's own place.
+        unsafe { shared::store_words4(self.at(X, r as u32), words) }
     }
 }

@@ -3,7 +3,6 @@
 use crate::arith::{Lane, Width, canonical, unroll};
 use crate::device::{Words4, global, shared, thread};
 use crate::gated::gate::Table;
-use crate::gated::pair_ring::{PairRing, pair_ring_bytes};
 use crate::gated::params::GatedForwardParams;
 use crate::gated::place::{Part, Place};
 use crate::gated::row::Norm;
@@ -44,17 +43,10 @@ pub unsafe fn warp<W: Weight, const GATE_FIRST: bool, const LANES: usize, const 
     unsafe { rows::<W, GATE_FIRST, VECTORS>(p, part.group, columns, turn, &mut LaneSums::<LANES>) }
 }
 
-/// Pairs of rows under way in [`pairs`].
-const STAGES: u32 = 3;
-/// x in their ring.
-const X: usize = 0;
-/// z in their ring.
-const Z: usize = 1;
-
 /// As [`warp`], for many rows of one vector a lane: gates come from a [`Table`] that every block
-/// fills first, and rows go in pairs of neighbours, through a [`PairRing`].
+/// fills first, and rows go in pairs of neighbours.
 ///
-/// Contract: as [`warp`], but shared memory as [`pairs_shared_bytes`] says.
+/// Contract: as [`warp`], but [`Table`]'s bytes of shared memory.
 ///
 /// # Safety
 /// - As [`warp`].
@@ -76,36 +68,38 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(p: &G
     };
     let first = (part.group * p.width) as usize;
     let neighbour = Place::of(1, p.heads);
+    let load = |row: u32, place: Place| {
+        let mut words = ([NO_WORDS; 2], [NO_WORDS; 2]);
+        let places = [place, place.plus(neighbour, p.heads)];
+        unroll!(2, |r| {
+            if row + (r as u32) < p.rows {
+                // SAFETY: the row and the group's columns are inside the buffers.
+                unsafe {
+                    let first = first + columns.first as usize;
+                    let load = |row: *const u16| columns.load_through_l1(row.add(first))[0];
+                    words.0[r] = load(places[r].start(p.x, p.x_strides));
+                    words.1[r] = load(places[r].start(p.z, p.z_strides));
+                }
+            }
+        });
+        words
+    };
     let step = 2 * part.workers * positions;
     let distance = Place::of(step, p.heads);
     // Rows of the warp before this pair: threads that make sums together stay together.
     let behind = 2 * (thread % 32 / LANES as u32);
     let mut row = 2 * (part.worker * positions + thread / LANES as u32);
     let mut place = Place::of(row, p.heads);
-    // SAFETY: shared memory has the ring behind the table.
-    let mut ring = unsafe { PairRing::<2, STAGES>::new(shared::base() + Table::BYTES, columns) };
-    let (mut coming, mut coming_place) = (row, place);
-    let mut fetch = |ring: &mut PairRing<2, STAGES>| {
-        let places = [coming_place, coming_place.plus(neighbour, p.heads)];
-        unroll!(2, |r| {
-            let start = |base, strides| places[r].start(base, strides).wrapping_add(first);
-            let starts = || [start(p.x, p.x_strides), start(p.z, p.z_strides)];
-            // SAFETY: the row and the group's columns are inside the buffers, if it is there; the
-            // stage's pair is done.
-            unsafe { ring.fill(columns, r, starts, coming + (r as u32) < p.rows) };
-        });
-        ring.filled();
-        coming += step;
-        coming_place = coming_place.plus(distance, p.heads);
-    };
-    unroll!(3, |_| fetch(&mut ring));
+    let mut next = load(row, place);
     // SAFETY: the weight has an element a column; every thread of the block is here.
     let (w, gates) = unsafe {
         let w = weight::<W, 1>(columns, p.w, first, 0);
         (w, Table::prepare(shared::base()))
     };
     while row - behind < p.rows {
-        ring.wait();
+        let (x, z) = next;
+        let next_place = place.plus(distance, p.heads);
+        next = load(row + step, next_place);
         // SAFETY: the lanes of the warp are here together. The rows are inside the outputs, if they
         // are there, and this thread alone writes its columns.
         unsafe {
@@ -119,24 +113,16 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(p: &G
                     columns.store(place.start_mut(p.y, p.y_strides).add(first), 0, words);
                 }
             };
-            let (x, z) = (|r: usize| ring.get(X, r), |r: usize| ring.get(Z, r));
-            let rstd = norm.forward_pair::<GATE_FIRST, LANES>(x, z, &w, gates, store);
+            let rstd = norm.forward_pair::<GATE_FIRST, LANES>(&x, &z, &w, gates, store);
             let own = row + u32::from(lane >= LANES as u32 / 2);
             if lane % (LANES as u32 / 2) == 0 && own < p.rows && !p.rstd.is_null() {
                 let index = u64::from(own) * u64::from(p.groups) + u64::from(part.group);
                 global::store_f32(p.rstd.add(index as usize), canonical(rstd));
             }
         }
-        fetch(&mut ring);
         row += step;
-        place = place.plus(distance, p.heads);
+        place = next_place;
     }
-}
-
-/// Bytes of shared memory that [`pairs`] needs.
-#[must_use]
-pub const fn pairs_shared_bytes(threads: u32) -> u32 {
-    Table::BYTES + pair_ring_bytes(2, STAGES, threads)
 }
 
 /// A block a row at a time: warp i holds tiles `VECTORS · i` and following.

@@ -10,7 +10,7 @@
 //!
 //! - [`gate`]: sigmoid and SiLU. [`arith`]: single elements, shared with the CPU.
 //! - [`row`]: one row, for the threads that share it, [`pair`]: two; [`sums`] are theirs, [`turn`] says
-//!   which rows they take; in [`ring`] and [`pair_ring`] rows are on their way.
+//!   which rows they take.
 //! - [`forward`], [`backward`], [`backward_pairs`]: the programs; [`entries`]: what is compiled of them.
 
 pub mod arith;
@@ -20,7 +20,6 @@ pub mod entries;
 pub mod forward;
 pub mod gate;
 pub mod pair;
-pub mod pair_ring;
 pub mod params;
 pub mod place;
 pub mod ring;

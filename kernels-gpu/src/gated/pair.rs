@@ -12,19 +12,19 @@ use crate::gated::arith::{
 use crate::gated::gate::{Gate, Gates};
 use crate::gated::row::{Norm, StoredRow};
 use crate::gated::sums::LaneSums;
+use crate::rows::forget;
 
 impl Norm {
-    /// y of two rows of one vector a lane, whose `x` and `z` are read when they are needed, for
-    /// `store`, vector 0 being the first row's; returns, to either half of a row's lanes, the rstd of
-    /// one of them.
+    /// y of two rows of one vector a lane, for `store`, vector 0 being the first row's; returns, to
+    /// either half of a row's lanes, the rstd of one of them.
     ///
     /// # Safety
     /// - As [`LaneSums::halves`].
     #[inline(always)]
     pub unsafe fn forward_pair<const GATE_FIRST: bool, const LANES: usize>(
         self,
-        x: impl Fn(usize) -> Words4,
-        z: impl Fn(usize) -> Words4,
+        x: &[Words4; 2],
+        z: &[Words4; 2],
         w: &Lane,
         gates: impl Gates,
         mut store: impl FnMut(usize, Words4),
@@ -35,10 +35,10 @@ impl Norm {
             unroll!(8, |i| gate[i] = gates.gate(gate[i]).silu());
             gate
         };
-        let mut u = [widen(x(0)), widen(x(1))];
+        let mut u = [widen(x[0]), widen(x[1])];
         if GATE_FIRST {
             unroll!(2, |r| {
-                let gate = silu(z(r));
+                let gate = silu(z[r]);
                 unroll!(8, |i| u[r][i] = normalised::<GATE_FIRST>(u[r][i], gate[i]));
             });
         }
@@ -62,12 +62,13 @@ impl Norm {
             (own, sums.both(own))
         };
         let rstd = [rstd.0, rstd.1];
+        // From the words again, rather than kept: registers are short.
+        let (x, z) = (forget(*x), forget(*z));
         unroll!(2, |r| {
             let mut gate = [0.0; 8];
             if !GATE_FIRST {
-                // Read again rather than kept: registers are short.
-                u[r] = widen(x(r));
-                gate = silu(z(r));
+                u[r] = widen(x[r]);
+                gate = silu(z[r]);
             }
             let mut y = [0.0; 8];
             unroll!(8, |i| y[i] =

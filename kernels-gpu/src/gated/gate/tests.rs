@@ -1,4 +1,4 @@
-use super::Gate;
+use super::{Gate, Table};
 use crate::instructions::Instructions;
 
 /// The unit in the last place of FP32 at `x`.
@@ -141,4 +141,9 @@ fn the_table_holds_what_every_other_magnitude_gives() {
         assert_eq!(tail(bits), tail(super::FIRST), "{bits:#x}");
     }
     assert_ne!(tail(super::FIRST + 1), tail(super::FIRST));
+}
+
+#[test]
+fn a_table_ends_where_a_line_does() {
+    assert_eq!(Table::BYTES % 128, 0);
 }
