@@ -1,11 +1,12 @@
 //! The kernels that are loaded on a GPU: each once, from PTX of its own, before any call.
 
-use super::{Functions, Handle, LibraryFunctions};
+use super::{Functions, Handle, LibraryFunctions, SUCCESS};
 use crate::error::{Error, Result};
 use crate::plan::DeviceProperties;
 use crate::ptx;
 use cake_rmsnorm_kernels::KERNELS;
 use cake_rmsnorm_kernels::contract::Kernel;
+use std::borrow::Cow;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::fmt::Write as _;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -139,23 +140,21 @@ impl Kernels {
         device: &str,
     ) -> Result<()> {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut missing: Vec<&'static Kernel> = Vec::new();
+        let mut sources: Vec<Source> = Vec::new();
         for kernel in kernels {
-            let listed = missing.iter().any(|other| std::ptr::eq(*other, *kernel));
-            if !listed && self.loaded(kernel).is_err() {
-                missing.push(kernel);
+            let listed = |source: &Source| std::ptr::eq(source.kernel, *kernel);
+            if !sources.iter().any(listed) && self.loaded(kernel).is_err() {
+                sources.push(Source::of(kernel, properties)?);
             }
         }
-        let compile =
-            |kernel: &&'static Kernel| compile(self.functions, kernel, properties, device);
-        let images: Vec<Result<Image>> = match self.functions.library {
-            Some(_) => at_once(&missing, compile),
-            None => missing.iter().map(compile).collect(),
+        let libraries: Vec<Option<Image>> = match &self.functions.library {
+            Some(functions) => at_once(&sources, |source| compile_library(functions, source)),
+            None => sources.iter().map(|_| None).collect(),
         };
         let mut refused = None;
-        for (kernel, image) in missing.iter().zip(images) {
-            match image.and_then(|image| finish(self.functions, kernel, image, properties)) {
-                Ok(loaded) => self.keep(kernel, loaded),
+        for (source, library) in sources.iter().zip(libraries) {
+            match load_kernel(self.functions, source, library, properties, device) {
+                Ok(loaded) => self.keep(source.kernel, loaded),
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
@@ -178,7 +177,7 @@ impl Kernels {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         if self.loaded(kernel).is_err() {
             let what = || format!(" for {} on {device}", kernel.name);
-            let image = compile_ptx(self.functions, ptx, what)?;
+            let image = compile_module(self.functions, ptx, what)?;
             let loaded = finish(self.functions, kernel, image, properties)?;
             self.keep(kernel, loaded);
         }
@@ -223,22 +222,72 @@ fn at_once<T: Sync, R: Send>(items: &[T], job: impl Fn(&T) -> R + Sync) -> Vec<R
     })
 }
 
-/// Compiles a kernel of the embedded PTX, for the current context if the driver needs one.
-fn compile(
-    driver: &Functions,
+/// The embedded PTX of a kernel.
+struct Source {
     kernel: &'static Kernel,
+    /// Compute capability that it is for, times ten.
+    sm: u32,
+    ptx: Cow<'static, str>,
+}
+
+impl Source {
+    fn of(kernel: &'static Kernel, properties: &DeviceProperties) -> Result<Self> {
+        let (major, minor) = properties.compute_capability;
+        let module = ptx::Module::best(kernel.module, 10 * major + minor)
+            .ok_or(Error::UnsupportedDevice { major, minor })?;
+        let slice = module.entry(kernel.name);
+        Ok(Self {
+            kernel,
+            sm: module.sm,
+            ptx: slice.map_or(Cow::Borrowed(module.ptx), Cow::Owned),
+        })
+    }
+}
+
+/// Loads a kernel into the current context: from its library, or, where that cannot be, as a module
+/// of its own. Of a library the driver may say that the PTX is not good only when its module is asked
+/// for, and without a log; what it says of the module is the error then.
+fn load_kernel(
+    driver: &Functions,
+    source: &Source,
+    library: Option<Image>,
     properties: &DeviceProperties,
     device: &str,
-) -> Result<Image> {
-    let (major, minor) = properties.compute_capability;
-    let module = ptx::Module::best(kernel.module, 10 * major + minor)
-        .ok_or(Error::UnsupportedDevice { major, minor })?;
-    let slice = module.entry(kernel.name);
-    let ptx = slice.as_deref().unwrap_or(module.ptx);
-    compile_ptx(driver, ptx, || {
-        let (name, sm) = (kernel.name, module.sm);
+) -> Result<Loaded> {
+    let kernel = source.kernel;
+    if let Some(library) = library
+        && let Ok(loaded) = finish(driver, kernel, library, properties)
+    {
+        return Ok(loaded);
+    }
+    let image = compile_module(driver, &source.ptx, || {
+        let (name, sm) = (kernel.name, source.sm);
         format!(" for {name} (PTX for sm_{sm}) on {device}")
-    })
+    })?;
+    finish(driver, kernel, image, properties)
+}
+
+/// Compiles PTX for no context, which needs none to be current; `None` where the driver refuses.
+fn compile_library(functions: &LibraryFunctions, source: &Source) -> Option<Image> {
+    let code = CString::new(&*source.ptx).unwrap_or_default();
+    let mut library = std::ptr::null_mut();
+    let none = std::ptr::null_mut;
+    // SAFETY: the PTX is terminated and the out pointer is live; there are no options. Buffers for a
+    // log would have to live as long as the driver may put compiling off.
+    let status = unsafe {
+        let (ptx, values) = (code.as_ptr().cast(), std::ptr::null_mut());
+        (functions.load_data)(
+            &raw mut library,
+            ptx,
+            none(),
+            values,
+            0,
+            none(),
+            std::ptr::null_mut(),
+            0,
+        )
+    };
+    (status == SUCCESS).then_some(Image::Library(library))
 }
 
 /// The kernel of an image in the current context, which is the device's; or the image is unloaded.
@@ -320,35 +369,26 @@ fn allow_shared_memory(driver: &Functions, function: Handle, bytes: u32) -> Resu
 const JIT_ERROR_LOG_BUFFER: c_uint = 5;
 const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_uint = 6;
 
-/// Compiles PTX; a failure carries the JIT log, and `what` it was for.
-fn compile_ptx(driver: &Functions, ptx: &str, what: impl FnOnce() -> String) -> Result<Image> {
+/// Compiles PTX for the current context; a failure carries the JIT log, and `what` it was for.
+fn compile_module(driver: &Functions, ptx: &str, what: impl FnOnce() -> String) -> Result<Image> {
     const LOG_BYTES: usize = 8192;
     let image = CString::new(ptx).unwrap_or_default();
     let mut log = vec![0u8; LOG_BYTES];
     let mut options = [JIT_ERROR_LOG_BUFFER, JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
-    let count = options.len() as c_uint;
-    let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
-    let (code, none) = (image.as_ptr().cast(), std::ptr::null_mut());
-    let mut handle = none;
+    let mut module = std::ptr::null_mut();
     // SAFETY: the image is terminated; options and values have two entries, and the log's
     // buffer has the size given.
-    let (call, status) = unsafe {
-        match &driver.library {
-            Some(LibraryFunctions { load_data, .. }) => {
-                let (more, their_values) = (std::ptr::null_mut(), std::ptr::null_mut());
-                let out = &raw mut handle;
-                let status = load_data(out, code, options, values, count, more, their_values, 0);
-                ("cuLibraryLoadData", status)
-            }
-            None => {
-                let load = driver.module_load_data_ex;
-                let status = load(&raw mut handle, code, count, options, values);
-                ("cuModuleLoadDataEx", status)
-            }
-        }
+    let status = unsafe {
+        (driver.module_load_data_ex)(
+            &raw mut module,
+            image.as_ptr().cast(),
+            options.len() as c_uint,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
     };
-    driver.check_with(call, status, || {
+    driver.check_with("cuModuleLoadDataEx", status, || {
         let mut detail = what();
         let version = ptx
             .lines()
@@ -371,8 +411,5 @@ fn compile_ptx(driver: &Functions, ptx: &str, what: impl FnOnce() -> String) -> 
         }
         detail
     })?;
-    Ok(match driver.library {
-        Some(_) => Image::Library(handle),
-        None => Image::Module(handle),
-    })
+    Ok(Image::Module(module))
 }

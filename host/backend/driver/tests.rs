@@ -23,6 +23,8 @@ static LIBRARIES: Mutex<BTreeMap<usize, ThreadId>> = Mutex::new(BTreeMap::new())
 
 /// What this driver has instead of a compiler refuses this kernel.
 const REFUSED: usize = 2;
+/// Of this one it finds only later that it must refuse it.
+const FOUND_BAD: usize = 3;
 
 fn note(call: String) {
     CALLS.with_borrow_mut(|calls| calls.push(call));
@@ -86,15 +88,12 @@ unsafe extern "C" fn library_load_data(
     let image = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
     let entry = |kernel: &Kernel| image.contains(&format!(".visible .entry {}(", kernel.name));
     let index = KERNELS.iter().position(entry).expect("a kernel");
-    // SAFETY: as above.
-    unsafe {
-        assert_eq!((count, *options, *options.add(1), more), (2, 5, 6, 0));
-        if index == REFUSED {
-            (*values).cast::<[u8; 6]>().write(*b"no op\0");
-            return 218;
-        }
-        *library = (0x100 + index) as Handle;
+    assert!(count == 0 && more == 0 && options.is_null() && values.is_null());
+    if index == REFUSED {
+        return 218;
     }
+    // SAFETY: as above.
+    unsafe { *library = (0x100 + index) as Handle };
     let mut libraries = LIBRARIES.lock().expect("no panic");
     libraries.insert(index, thread::current().id());
     SUCCESS
@@ -102,6 +101,9 @@ unsafe extern "C" fn library_load_data(
 
 unsafe extern "C" fn library_get_module(module: *mut Handle, library: Handle) -> Status {
     note(format!("module of {library:?}"));
+    if library == (0x100 + FOUND_BAD) as Handle {
+        return 218;
+    }
     // SAFETY: as the driver's function.
     unsafe { *module = (library.addr() + 0x100) as Handle };
     SUCCESS
@@ -268,13 +270,8 @@ fn kernels_are_loaded_once_each_from_a_module_of_its_own() -> Result<()> {
 #[test]
 fn kernels_are_compiled_at_once() -> Result<()> {
     let mut kernels = Kernels::new(driver(&[])?);
-    let (first, second, refused) = (&KERNELS[0], &KERNELS[1], &KERNELS[REFUSED]);
-    let Err(Error::Cuda { call, detail, .. }) = load(&kernels, &[first, refused, second, first])
-    else {
-        panic!("accepted");
-    };
-    assert_eq!(call, "cuLibraryLoadData");
-    assert!(detail.ends_with("JIT log: no op"), "{detail}");
+    let (first, second) = (&KERNELS[0], &KERNELS[1]);
+    load(&kernels, &[first, second, first])?;
     // Each on a thread of its own; what needs the context on this one, in order.
     let libraries = LIBRARIES.lock().expect("no panic").clone();
     let (a, b) = (libraries[&0], libraries[&1]);
@@ -287,13 +284,46 @@ fn kernels_are_compiled_at_once() -> Result<()> {
     let expected = [(first, "0x200"), (second, "0x201")];
     let expected = expected.map(|(kernel, module)| format!("get {} of {module}", kernel.name));
     assert_eq!(functions, expected);
-    // What was refused leaves the others loaded.
-    assert!(kernels.function(refused).is_err());
     load(&kernels, &[first, second])?;
     assert!(calls().is_empty());
     // SAFETY: as `load`.
     unsafe { kernels.unload() };
     assert_eq!(calls(), ["unload library 0x100", "unload library 0x101"]);
+    Ok(())
+}
+
+#[test]
+fn a_library_that_is_refused_is_a_module_s_error() -> Result<()> {
+    for bad in [REFUSED, FOUND_BAD] {
+        let mut kernels = Kernels::new(driver(&[])?);
+        let (first, second, bad) = (&KERNELS[0], &KERNELS[1], &KERNELS[bad]);
+        LOADED.set(218);
+        let refused = load(&kernels, &[first, bad, second]);
+        LOADED.set(SUCCESS);
+        let Err(Error::Cuda { call, detail, .. }) = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(call, "cuModuleLoadDataEx");
+        assert!(detail.contains(bad.name), "{detail}");
+        assert!(detail.ends_with("JIT log: no op"), "{detail}");
+        // The others are loaded; nothing of this one is.
+        assert!(kernels.function(bad).is_err());
+        calls();
+        load(&kernels, &[first, second])?;
+        assert!(calls().is_empty());
+        // Where a module does, it serves.
+        load(&kernels, &[bad])?;
+        assert_eq!(kernels.function(bad), Ok(0x20 as Handle));
+        calls();
+        // SAFETY: as `load`.
+        unsafe { kernels.unload() };
+        let unloaded = [
+            "unload library 0x100",
+            "unload library 0x101",
+            "unload 0x10",
+        ];
+        assert_eq!(calls(), unloaded);
+    }
     Ok(())
 }
 
