@@ -34,8 +34,9 @@ pub unsafe fn copy(p: &CopyParams) {
     let mut words = [NO_WORDS; BATCH];
     unroll!(BATCH, |i| {
         if index(i) < p.words {
+            // Through L1: past it an H200 reads 5 to 10 % slower.
             // SAFETY: inside the buffer, which nobody writes.
-            words[i] = unsafe { global::load_stream_words4(p.from.add(index(i) as usize)) };
+            words[i] = unsafe { global::load_words4(p.from.add(index(i) as usize)) };
         }
     });
     unroll!(BATCH, |i| {
