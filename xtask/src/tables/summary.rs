@@ -211,7 +211,9 @@ fn reliability(group: &[&File<Vec<Finding>>]) -> String {
     let with = |status| findings.iter().filter(move |it| it.status == status);
     let of = |status, word: &str| {
         let named = with(status).map(|it| {
-            let reason = it.reason.as_deref().unwrap_or("no reason given");
+            // The first of many like ones says it.
+            let reasons = it.reason.as_deref().unwrap_or("no reason given");
+            let reason = reasons.split("; ").next().unwrap_or(reasons);
             let (part, what) = (&it.part, &it.what);
             format!(" {word} {part}: {what} ({reason}).")
         });

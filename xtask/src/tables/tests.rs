@@ -211,7 +211,11 @@ fn the_summary_names_what_the_reliability_run_did_not_keep() {
     };
     let lines = checks(&[
         finding("cases", "PASS", None),
-        finding("graphs", "FAIL", Some("2 replays differ")),
+        finding(
+            "graphs",
+            "FAIL",
+            Some("2 replays differ; 3 replays differ; and 9 more"),
+        ),
         finding("contexts", "SKIPPED", Some("there is 1 GPU")),
         json!({"totals": {"fail": 1, "pass": 1, "skipped": 1}}),
     ]);
