@@ -273,7 +273,7 @@ impl<const VECTORS: usize> Columns<VECTORS> {
     #[inline(always)]
     pub unsafe fn store_from(self, first: *mut u16, v: usize, words: Words4) {
         if self.holds(v) {
-            let place = first.wrapping_add(v * TILE as usize);
+            let place = Self::vector(first, v).cast_mut();
             // SAFETY: inside the row, and aligned since columns are multiples of 8.
             unsafe { global::store_words4(place.cast(), words) }
         }
@@ -287,7 +287,7 @@ impl<const VECTORS: usize> Columns<VECTORS> {
     #[inline(always)]
     pub unsafe fn store_stream(self, first: *mut u16, v: usize, words: Words4) {
         if self.holds(v) {
-            let place = first.wrapping_add(v * TILE as usize);
+            let place = Self::vector(first, v).cast_mut();
             // SAFETY: inside the row, and aligned since columns are multiples of 8.
             unsafe { global::store_stream_words4(place.cast(), words) }
         }
