@@ -9,6 +9,7 @@ use cake_rmsnorm_kernels::contract::Kernel;
 use std::borrow::Cow;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::fmt::Write as _;
+use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 
@@ -29,7 +30,7 @@ enum Image {
     /// Of the context that was current.
     Module(Handle),
     /// Of no context.
-    Library(Handle),
+    Library(&'static LibraryFunctions, Handle),
 }
 
 // SAFETY: handles may be used from any thread that makes their context, if any, current.
@@ -38,19 +39,16 @@ unsafe impl Send for Image {}
 impl Image {
     /// Its module in the current context.
     fn module(self, driver: &Functions, kernel: &Kernel) -> Result<Handle> {
-        let (Image::Library(handle) | Image::Module(handle)) = self;
-        match (self, &driver.library) {
-            (Image::Library(library), Some(functions)) => {
-                let mut module = std::ptr::null_mut();
-                // SAFETY: the library is loaded; the out pointer is live.
-                let status = unsafe { (functions.get_module)(&raw mut module, library) };
-                driver.check_with("cuLibraryGetModule", status, || {
-                    format!(" for {}", kernel.name)
-                })?;
-                Ok(module)
-            }
-            _ => Ok(handle),
-        }
+        let (functions, library) = match self {
+            Image::Module(module) => return Ok(module),
+            Image::Library(functions, library) => (functions, library),
+        };
+        let mut module = ptr::null_mut();
+        // SAFETY: the library is loaded; the out pointer is live.
+        let status = unsafe { (functions.get_module)(&raw mut module, library) };
+        let what = || format!(" for {}", kernel.name);
+        driver.check_with("cuLibraryGetModule", status, what)?;
+        Ok(module)
     }
 
     /// Unloads it.
@@ -59,13 +57,11 @@ impl Image {
     /// - A module's context is current; nothing uses the image's functions any more.
     unsafe fn unload(self, driver: &Functions) {
         // An error (a driver that is shutting down) leaves nothing to do.
-        let _ = match (self, &driver.library) {
+        let _ = match self {
             // SAFETY: the caller's obligations.
-            (Image::Library(library), Some(functions)) => unsafe { (functions.unload)(library) },
+            Image::Module(module) => unsafe { (driver.module_unload)(module) },
             // SAFETY: the caller's obligations.
-            (Image::Library(module) | Image::Module(module), _) => unsafe {
-                (driver.module_unload)(module)
-            },
+            Image::Library(functions, library) => unsafe { (functions.unload)(library) },
         };
     }
 }
@@ -122,7 +118,7 @@ impl Kernels {
 
     /// The place of a kernel; none for one that is not of `KERNELS`.
     fn slot(&self, kernel: &'static Kernel) -> Option<&OnceLock<Loaded>> {
-        let bytes = std::ptr::from_ref(kernel)
+        let bytes = ptr::from_ref(kernel)
             .addr()
             .wrapping_sub(KERNELS.as_ptr().addr());
         self.slots.get(bytes / size_of::<Kernel>())
@@ -142,7 +138,7 @@ impl Kernels {
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sources: Vec<Source> = Vec::new();
         for kernel in kernels {
-            let listed = |source: &Source| std::ptr::eq(source.kernel, *kernel);
+            let listed = |source: &Source| ptr::eq(source.kernel, *kernel);
             if !sources.iter().any(listed) && self.loaded(kernel).is_err() {
                 sources.push(Source::of(kernel, properties)?);
             }
@@ -268,26 +264,24 @@ fn load_kernel(
 }
 
 /// Compiles PTX for no context, which needs none to be current; `None` where the driver refuses.
-fn compile_library(functions: &LibraryFunctions, source: &Source) -> Option<Image> {
+fn compile_library(functions: &'static LibraryFunctions, source: &Source) -> Option<Image> {
     let code = CString::new(&*source.ptx).unwrap_or_default();
-    let mut library = std::ptr::null_mut();
-    let none = std::ptr::null_mut;
+    let mut library = ptr::null_mut();
     // SAFETY: the PTX is terminated and the out pointer is live; there are no options. Buffers for a
     // log would have to live as long as the driver may put compiling off.
     let status = unsafe {
-        let (ptx, values) = (code.as_ptr().cast(), std::ptr::null_mut());
         (functions.load_data)(
             &raw mut library,
-            ptx,
-            none(),
-            values,
+            code.as_ptr().cast(),
+            ptr::null_mut(),
+            ptr::null_mut(),
             0,
-            none(),
-            std::ptr::null_mut(),
+            ptr::null_mut(),
+            ptr::null_mut(),
             0,
         )
     };
-    (status == SUCCESS).then_some(Image::Library(library))
+    (status == SUCCESS).then_some(Image::Library(functions, library))
 }
 
 /// The kernel of an image in the current context, which is the device's; or the image is unloaded.
@@ -327,7 +321,7 @@ fn finish(
 
 fn function(driver: &Functions, module: Handle, name: &str) -> Result<Handle> {
     let entry = CString::new(name).unwrap_or_default();
-    let mut function = std::ptr::null_mut();
+    let mut function = ptr::null_mut();
     // SAFETY: the module is loaded in the current context; the name is terminated.
     let status = unsafe { (driver.module_get_function)(&raw mut function, module, entry.as_ptr()) };
     driver.check_with("cuModuleGetFunction", status, || format!(" for {name}"))?;
@@ -376,7 +370,7 @@ fn compile_module(driver: &Functions, ptx: &str, what: impl FnOnce() -> String) 
     let mut log = vec![0u8; LOG_BYTES];
     let mut options = [JIT_ERROR_LOG_BUFFER, JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
-    let mut module = std::ptr::null_mut();
+    let mut module = ptr::null_mut();
     // SAFETY: the image is terminated; options and values have two entries, and the log's
     // buffer has the size given.
     let status = unsafe {
