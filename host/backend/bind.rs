@@ -7,7 +7,7 @@ use cake_rmsnorm_kernels::contract::Program;
 use cake_rmsnorm_kernels::format::Format;
 use cake_rmsnorm_kernels::general::params::{GeneralBackwardParams, GeneralForwardParams, Tensor};
 use cake_rmsnorm_kernels::params::{
-    BackwardParams, ForwardParams, Groups, ReduceParams, Stride, WeightGradientOut,
+    BackwardParams, ForwardParams, Groups, ReduceParams, Stride, WeightGradientOut, keep,
 };
 
 /// Parameters of a kernel of either family.
@@ -78,6 +78,11 @@ fn fast_forward(op: &RmsNorm, args: &ForwardArgs, rows: u32) -> ForwardParams {
         rows,
         hidden: op.hidden() as u32,
         y_columns: op.hidden() as u32,
+        keep: keep(
+            1 + u64::from(args.residual.is_some()),
+            rows.into(),
+            op.hidden(),
+        ),
         eps: op.eps(),
         weight_offset: op.added_offset(),
         groups: groups([Some(args.x), args.residual, args.h, Some(args.y)]),
@@ -121,6 +126,7 @@ fn fast_statistics(
         rows,
         hidden: op.hidden() as u32,
         y_columns: 0,
+        keep: keep(1, rows.into(), op.hidden()),
         eps: op.eps(),
         weight_offset: -0.0,
         groups: backward_groups(args),
@@ -171,6 +177,7 @@ fn fast_backward(
         rows,
         hidden,
         dx_columns: args.dx.map_or(0, |_| hidden),
+        keep: keep(2 + u64::from(args.dh.is_some()), rows.into(), op.hidden()),
         weight_offset: op.added_offset(),
         groups: backward_groups(args),
         leaf_log2: plan.leaf.leaf_log2,

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm, HeadsView, validate};
 use crate::op::Update;
 use cake_rmsnorm_kernels::gated::params::{GatedBackwardParams, GatedForwardParams, Strides};
-use cake_rmsnorm_kernels::params::{ReduceParams, WeightGradientOut};
+use cake_rmsnorm_kernels::params::{ReduceParams, WeightGradientOut, keep};
 
 /// # Safety
 /// - As [`super::Backend::gated_forward`].
@@ -33,6 +33,7 @@ pub(super) unsafe fn forward(
         groups: op.groups() as u32,
         width: op.width() as u32,
         eps: op.eps(),
+        keep: keep(2, rows.into(), op.hidden()),
     };
     // SAFETY: the arguments were checked, and the plan keeps the kernel's contract for them; the
     // caller vouches for the memory.
@@ -75,6 +76,7 @@ pub(super) unsafe fn backward(
         groups: op.groups() as u32,
         width: op.width() as u32,
         eps: op.eps(),
+        keep: keep(3, rows.into(), op.hidden()),
         leaf_log2: plan.leaf.leaf_log2,
         run_log2: plan.leaf.run_log2,
     };

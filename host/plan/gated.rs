@@ -44,9 +44,14 @@ const WARP_THREADS: u32 = 256;
 const BLOCK_ONE_VECTOR: u32 = 4096;
 /// Rows of a multiprocessor from which a table of sigmoids pays.
 const PAIRS_FROM: u64 = 124;
-/// Threads of the blocks that share one; a block a multiprocessor.
-const FORWARD_PAIRS_THREADS: u32 = 640;
+/// Threads of the blocks that share one.
+const FORWARD_PAIRS_THREADS: u32 = 320;
 const BACKWARD_PAIRS_THREADS: u32 = 512;
+/// Rows of a multiprocessor from which blocks end before their share of all rows is done, and others
+/// take over: those that stay drift apart, and memory is slower the wider their rows lie. And how
+/// many follow each other.
+const SHORT_BLOCKS_FROM: u64 = 12_000;
+const SHORT_BLOCKS: u32 = 16;
 /// Threads of a multiprocessor, as far as registers go.
 const FORWARD_THREADS: u32 = 768;
 const BACKWARD_THREADS: u32 = 512;
@@ -105,30 +110,28 @@ pub fn gated_forward(
         }
     };
     let units = rows.div_ceil(u64::from(rows_of_block));
-    let grid = workers(op, units, block, FORWARD_THREADS, device) * op.groups() as u32;
+    let following = match program {
+        Program::GatedForwardPairs { .. }
+            if rows >= SHORT_BLOCKS_FROM * u64::from(device.multiprocessors()) =>
+        {
+            SHORT_BLOCKS
+        }
+        _ => 1,
+    };
+    let resident = device.multiprocessors() * (FORWARD_THREADS / block).max(1);
+    // Blocks that share a group.
+    let share = (following * resident).div_ceil(op.groups() as u32);
+    let grid = units.clamp(1, u64::from(share)) as u32 * op.groups() as u32;
     let launch = Launch {
         kernel: entry(program, Some(op.weight_type()), false)?,
         grid,
         block,
         shared_bytes,
-        dependent: false,
+        dependent: true,
     };
     Ok(GatedForwardPlan {
         launch: Some(launch),
     })
-}
-
-/// Blocks that share a group: as many as are resident, or as there are units of work.
-fn workers(
-    op: &GatedRmsNorm,
-    units: u64,
-    block: u32,
-    threads: u32,
-    device: &DeviceProperties,
-) -> u32 {
-    let resident = device.multiprocessors() * (threads / block).max(1);
-    let share = resident.div_ceil(op.groups() as u32);
-    units.clamp(1, u64::from(share)) as u32
 }
 
 /// Plans a backward of `op` over `rows` rows; `dw` says whether dw is wanted.
@@ -245,6 +248,6 @@ fn main(
         grid: leaf.runs().min(share) * op.groups() as u32,
         block,
         shared_bytes,
-        dependent: false,
+        dependent: true,
     })
 }

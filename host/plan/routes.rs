@@ -225,14 +225,10 @@ pub(super) const FORWARD: &[Route] = &[
     any(256, forward_warp(32, 1, 4, 2)),
     few(512, 32, forward_warp(32, 2, 1, 4)),
     any(512, forward_warp(32, 2, 2, 2)),
-    // L2 is told to keep what is many times its size.
-    plain(few(2048, 256, FORWARD_BLOCK)),
-    plain(few(4096, 128, FORWARD_BLOCK)),
-    plain(few(16_384, 64, FORWARD_BLOCK)),
-    residual(few(2048, 128, FORWARD_BLOCK)),
-    residual(few(4096, 64, FORWARD_BLOCK)),
-    residual(few(16_384, 24, FORWARD_BLOCK)),
-    any(16_384, forward_block(true, false)),
+    // Few rows are there sooner where more threads share one.
+    few(2048, 8, forward_block(2, false)),
+    few(4096, 4, forward_block(2, false)),
+    any(16_384, forward_block(4, false)),
     any(65_536, FORWARD_WIDE),
 ];
 
@@ -241,7 +237,7 @@ pub(super) const FORWARD: &[Route] = &[
 pub(super) const FORWARD_ANY_VIEW: &[Route] = &[
     any(256, forward_warp(32, 1, 1, 4)),
     any(512, forward_warp(32, 2, 1, 4)),
-    any(16_384, forward_block(false, true)),
+    any(16_384, forward_block(4, true)),
     any(65_536, FORWARD_WIDE),
 ];
 
@@ -308,21 +304,14 @@ const fn forward_warp(lanes: u32, vectors: u32, rows: u32, warps: u32) -> Choice
     Choice::of(program).warps(warps)
 }
 
-const fn forward_block(keep: bool, grouped: bool) -> Choice {
-    let vectors = 4;
-    Choice::of(Program::ForwardBlock {
-        vectors,
-        keep,
-        grouped,
-    })
+const fn forward_block(vectors: u32, grouped: bool) -> Choice {
+    Choice::of(Program::ForwardBlock { vectors, grouped })
 }
 
 /// Three blocks stay on a multiprocessor.
 const FORWARD_WIDE: Choice = Choice::of(Program::ForwardWide)
     .warps(16)
     .resident_threads(3 * 512);
-
-const FORWARD_BLOCK: Choice = forward_block(false, false);
 
 const fn backward_split(vectors: u32, warps: u32) -> Choice {
     Choice::of(Program::BackwardSplit { vectors }).warps(warps)

@@ -35,8 +35,6 @@ pub enum Program {
     ForwardBlock {
         /// Tiles of a warp.
         vectors: u32,
-        /// Whether L2 is told to keep what is loaded.
-        keep: bool,
         /// Whether rows may come in groups.
         grouped: bool,
     },

@@ -150,23 +150,23 @@ entries! { FORWARD, "forward_f32", "forward_bf16",
         forward_warp_bf16_v2r2 [0, 18, 6, 4];
         forward_warp_bf16_v2r2_residual [0, 18, 10, 8];
     }
-    Program::ForwardBlock { vectors: 4, keep: false, grouped: false } => ForwardParams, forward::block::<W, 4, false, false, RESIDUAL>, threads 512, blocks 2, {
-        forward_block_f32 [2, 22, 12, 4];
-        forward_block_f32_residual [2, 22, 16, 8];
-        forward_block_bf16 [2, 22, 8, 4];
-        forward_block_bf16_residual [2, 22, 12, 8];
+    Program::ForwardBlock { vectors: 2, grouped: false } => ForwardParams, forward::block::<W, 2, false, RESIDUAL>, threads 512, blocks 2, {
+        forward_block_f32_v2 [2, 20, 6, 2];
+        forward_block_f32_v2_residual [2, 20, 8, 4];
+        forward_block_bf16_v2 [2, 20, 4, 2];
+        forward_block_bf16_v2_residual [2, 20, 6, 4];
     }
-    Program::ForwardBlock { vectors: 4, keep: true, grouped: false } => ForwardParams, forward::block::<W, 4, true, false, RESIDUAL>, threads 512, blocks 2, {
-        forward_keep_f32 [2, 22, 12, 4];
-        forward_keep_f32_residual [2, 22, 16, 8];
-        forward_keep_bf16 [2, 22, 8, 4];
-        forward_keep_bf16_residual [2, 22, 12, 8];
+    Program::ForwardBlock { vectors: 4, grouped: false } => ForwardParams, forward::block::<W, 4, false, RESIDUAL>, threads 512, blocks 2, {
+        forward_block_f32_v4 [2, 22, 12, 4];
+        forward_block_f32_v4_residual [2, 22, 16, 8];
+        forward_block_bf16_v4 [2, 22, 8, 4];
+        forward_block_bf16_v4_residual [2, 22, 12, 8];
     }
-    Program::ForwardBlock { vectors: 4, keep: false, grouped: true } => ForwardParams, forward::block::<W, 4, false, true, RESIDUAL>, threads 512, blocks 2, {
-        forward_grouped_f32 [2, 22, 12, 4];
-        forward_grouped_f32_residual [2, 22, 16, 8];
-        forward_grouped_bf16 [2, 22, 8, 4];
-        forward_grouped_bf16_residual [2, 22, 12, 8];
+    Program::ForwardBlock { vectors: 4, grouped: true } => ForwardParams, forward::block::<W, 4, true, RESIDUAL>, threads 512, blocks 2, {
+        forward_grouped_f32_v4 [2, 22, 12, 4];
+        forward_grouped_f32_v4_residual [2, 22, 16, 8];
+        forward_grouped_bf16_v4 [2, 22, 8, 4];
+        forward_grouped_bf16_v4_residual [2, 22, 12, 8];
     }
     Program::ForwardWide => ForwardParams, forward::wide::<W, RESIDUAL>, threads 512, blocks 0, {
         forward_wide_f32 [4, 20, 5, 1];

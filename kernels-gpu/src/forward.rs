@@ -9,19 +9,21 @@
 //! of 8. A block (or warp) does its row and ends: many small blocks that start one after the other
 //! keep memory busier than a few that stay, since their loads and stores spread over time. Without
 //! columns of y there is rstd alone. Rows may come in groups unless a program says otherwise.
+//!
+//! Where a call reads more than L2 holds, L2 is told to keep what is read: memory is faster so.
 
 use crate::arith::{
     LANE_ELEMENTS, Lane, RowScale, TILE, Width, add_residual, canonical, lane_dot, mean_square,
     narrow, normalise, reciprocal_root, rescued_rstd, unroll, widen,
 };
-use crate::device::{Words4, global, hint, shared, thread, warp};
+use crate::device::global::{self, CachePolicy};
+use crate::device::{Words4, hint, shared, thread, warp};
 use crate::lane_sum::LaneSums;
 use crate::params::{ForwardParams, Stride};
 use crate::row_sum::{SCRATCH_BYTES, TileSums};
 use crate::rows::{Columns, NO_WORDS, Weight, forget, row_start, row_start_mut, weights};
 
-/// One block a row: warp i holds tiles `VECTORS · i` and following. With `KEEP`, L2 is told to keep
-/// what is loaded: where x is larger than L2 by far, memory is faster so. Rows may come in groups with
+/// One block a row: warp i holds tiles `VECTORS · i` and following. Rows may come in groups with
 /// `GROUPED` alone, which a block pays for before its first load.
 ///
 /// Contract: a block for each row, of a multiple of 32 threads with `VECTORS · 256` elements a warp
@@ -31,13 +33,7 @@ use crate::rows::{Columns, NO_WORDS, Weight, forget, row_start, row_start_mut, w
 /// - `p` describes live buffers as [`ForwardParams`] says, and outputs overlap nothing.
 /// - The launch keeps the contract.
 #[inline(always)]
-pub unsafe fn block<
-    W: Weight,
-    const VECTORS: usize,
-    const KEEP: bool,
-    const GROUPED: bool,
-    const RESIDUAL: bool,
->(
+pub unsafe fn block<W: Weight, const VECTORS: usize, const GROUPED: bool, const RESIDUAL: bool>(
     p: &ForwardParams,
 ) {
     let warps = thread::block_dim_x() / 32;
@@ -56,16 +52,10 @@ pub unsafe fn block<
         let start = |base: *const u16, stride: Stride| {
             columns.of_row(row_start::<GROUPED>(base, row, stride, p.groups))
         };
-        let load = |first: *const u16| {
-            if KEEP {
-                columns.load_keep(first)
-            } else {
-                columns.load_through_l1(first)
-            }
-        };
-        let mut h = load(start(p.x, p.x_stride));
+        let policy = CachePolicy::new(p.keep);
+        let mut h = columns.load_by(policy, start(p.x, p.x_stride));
         if RESIDUAL {
-            let residual = load(start(p.residual, p.residual_stride));
+            let residual = columns.load_by(policy, start(p.residual, p.residual_stride));
             unroll!(VECTORS, |v| h[v] = add_residual(h[v], residual[v]));
         }
         let w = StoredWeights::<W, VECTORS>::load(p, columns);
@@ -148,15 +138,16 @@ pub unsafe fn warp<
     // SAFETY: rows are the lanes', which make the same sums; those below `count` are inside the
     // buffers, and each thread alone touches its columns of h and y.
     unsafe {
+        let policy = CachePolicy::new(p.keep);
         let mut h = [[NO_WORDS; VECTORS]; ROWS];
         let x = start(p.x, p.x_stride);
         unroll!(ROWS, |r| h[r] =
-            inside(r, p.hidden).load_through_l1(behind(x, p.x_stride, r)));
+            inside(r, p.hidden).load_by(policy, behind(x, p.x_stride, r)));
         if RESIDUAL {
             let from = start(p.residual, p.residual_stride);
             let mut residual = [[NO_WORDS; VECTORS]; ROWS];
             unroll!(ROWS, |r| residual[r] = inside(r, p.hidden)
-                .load_through_l1(behind(from, p.residual_stride, r)));
+                .load_by(policy, behind(from, p.residual_stride, r)));
             let to = start(p.h, p.h_stride);
             unroll!(ROWS, |r| {
                 let to = behind(to, p.h_stride, r).cast_mut();
@@ -234,19 +225,16 @@ unsafe fn wide_row<W: Weight, const RESIDUAL: bool>(p: &ForwardParams, row: u32)
     // SAFETY: the row is inside the buffers; rows are the block's, tiles the warp's, and each
     // thread alone touches its columns of h and y.
     unsafe {
+        let policy = CachePolicy::new(p.keep);
         let load = |tile: u32| {
             let columns = columns_of(tile);
-            let x = columns
-                .load_through_l1(columns.of_row(row_start::<true>(p.x, row, p.x_stride, p.groups)))
-                [0];
+            let load = |base: *const u16, stride: Stride| {
+                let row = row_start::<true>(base, row, stride, p.groups);
+                columns.load_by(policy, columns.of_row(row))[0]
+            };
+            let x = load(p.x, p.x_stride);
             if RESIDUAL {
-                let residual = columns.load_through_l1(columns.of_row(row_start::<true>(
-                    p.residual,
-                    row,
-                    p.residual_stride,
-                    p.groups,
-                )));
-                add_residual(x, residual[0])
+                add_residual(x, load(p.residual, p.residual_stride))
             } else {
                 x
             }

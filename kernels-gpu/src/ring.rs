@@ -4,6 +4,7 @@
 //! reading needs a barrier, and a stage is free as soon as its thread has read it.
 
 use crate::arith::unroll;
+use crate::device::global::CachePolicy;
 use crate::device::{Words4, async_copy, shared, thread};
 use crate::rows::{Columns, NO_WORDS};
 
@@ -16,6 +17,8 @@ pub struct Ring<const VECTORS: usize, const ROWS: usize, const STAGES: usize, co
     place: u32,
     /// Offset of the stage that is read next, and filled next.
     stage: u32,
+    /// What L2 is told of the rows.
+    policy: CachePolicy,
 }
 
 /// Where a row and its scalar lie in global memory.
@@ -47,17 +50,18 @@ impl<const VECTORS: usize, const ROWS: usize, const STAGES: usize, const TENSORS
     /// then its scalars. So every place is a constant from the thread's first.
     const STAGE_BYTES: u32 = ROWS as u32 * row_bytes(VECTORS as u32, TENSORS as u32);
 
-    /// A ring at shared address `base`, which has [`ring_bytes`]. What the thread has of vectors
-    /// outside of the row is zero from here on.
+    /// A ring at shared address `base`, which has [`ring_bytes`], for rows that are read under
+    /// `policy`. What the thread has of vectors outside of the row is zero from here on.
     ///
     /// # Safety
     /// - Shared memory holds the ring, and nobody else accesses it.
     #[inline(always)]
-    pub unsafe fn new(base: u32, columns: Columns<VECTORS>) -> Self {
+    pub unsafe fn new(base: u32, columns: Columns<VECTORS>, policy: CachePolicy) -> Self {
         let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
         let mut ring = Self {
             place: base + warp * STAGES as u32 * Self::STAGE_BYTES + 16 * lane,
             stage: 0,
+            policy,
         };
         unroll!(VECTORS, |v| {
             if !columns.holds(v) {
@@ -122,7 +126,7 @@ impl<const VECTORS: usize, const ROWS: usize, const STAGES: usize, const TENSORS
                             // SAFETY: inside the row; the place is the thread's own.
                             unsafe {
                                 let source = Columns::<VECTORS>::vector(first(tensor), v);
-                                async_copy::copy_words4(place, source.cast());
+                                async_copy::copy_words4(self.policy, place, source.cast());
                             }
                         });
                     }

@@ -1,7 +1,8 @@
 //! How threads hold a row: weights, columns and 16-byte access.
 
 use crate::arith::{LANE_ELEMENTS, Lane, TILE, unroll, widen};
-use crate::device::{Words4, global, hint, thread};
+use crate::device::global::{self, CachePolicy};
+use crate::device::{Words4, hint, thread};
 use crate::params::{Groups, Stride};
 
 /// Eight values of a row, as they travel.
@@ -220,18 +221,20 @@ impl<const VECTORS: usize> Columns<VECTORS> {
         words
     }
 
-    /// Loads the vectors of a row whose first of the thread is at `first`, through L1; zeros outside.
-    /// An H200 reads rows some 4 % faster so than past L1, although nobody reads them again.
+    /// Loads the vectors of a row whose first of the thread is at `first`, through L1 and under a
+    /// policy for L2; zeros outside. An H200 reads rows some 4 % faster so than past L1, although
+    /// nobody reads them again.
     ///
     /// # Safety
     /// - As [`Columns::load`].
     #[inline(always)]
-    pub unsafe fn load_through_l1(self, first: *const u16) -> [Words4; VECTORS] {
+    pub unsafe fn load_by(self, policy: CachePolicy, first: *const u16) -> [Words4; VECTORS] {
         let mut words = [NO_WORDS; VECTORS];
         unroll!(VECTORS, |v| {
             if self.holds(v) {
+                let vector = Self::vector(first, v).cast();
                 // SAFETY: inside the row, and aligned since columns are multiples of 8.
-                words[v] = unsafe { global::load_words4(Self::vector(first, v).cast()) };
+                words[v] = unsafe { global::load_words4_by(policy, vector) };
             }
         });
         words
@@ -248,22 +251,6 @@ impl<const VECTORS: usize> Columns<VECTORS> {
             // SAFETY: inside the row, and aligned since columns are multiples of 8.
             unsafe { global::store_words4(row.add(self.column(v) as usize).cast(), words) }
         }
-    }
-
-    /// As [`Columns::load_through_l1`], and the caches are told to keep what is loaded.
-    ///
-    /// # Safety
-    /// - As [`Columns::load`].
-    #[inline(always)]
-    pub unsafe fn load_keep(self, first: *const u16) -> [Words4; VECTORS] {
-        let mut words = [NO_WORDS; VECTORS];
-        unroll!(VECTORS, |v| {
-            if self.holds(v) {
-                // SAFETY: inside the row, and aligned since columns are multiples of 8.
-                words[v] = unsafe { global::load_keep_words4(Self::vector(first, v).cast()) };
-            }
-        });
-        words
     }
 
     /// As [`Columns::store`], to a row whose first vector of the thread is at `first`.

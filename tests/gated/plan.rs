@@ -41,6 +41,7 @@ fn check_launch(launch: &Launch, op: &GatedRmsNorm, device: &DeviceProperties) {
     assert!(launch.block <= launch.kernel.max_threads && launch.block.is_multiple_of(32));
     assert!(launch.grid >= 1 && launch.grid.is_multiple_of(op.groups() as u32));
     assert!(launch.shared_bytes <= device.shared_bytes_per_block);
+    assert!(launch.dependent, "{launch:?} costs the host less so");
     let width = op.width() as u32;
     let held = match launch.kernel.program {
         Program::GatedForwardWarp { lanes, vectors, .. }

@@ -206,7 +206,6 @@ fn draws_reach_what_they_should() {
     for program in [
         "forward_warp_",
         "forward_block_",
-        "forward_keep_",
         "forward_grouped_",
         "backward_warp_grouped_",
         "forward_wide_",

@@ -8,7 +8,7 @@ use cake_rmsnorm::kernels::KERNELS;
 use cake_rmsnorm::kernels::backward::reduce;
 use cake_rmsnorm::kernels::contract::{Kernel, Program};
 use cake_rmsnorm::kernels::params::{
-    BackwardParams, Groups, ReduceParams, Stride, WeightGradientOut,
+    BackwardParams, Groups, ReduceParams, Stride, WeightGradientOut, keep,
 };
 use cake_rmsnorm::kernels::tree;
 use cake_rmsnorm::plan::{Choice, DeviceProperties, Launch, LeafTable};
@@ -156,6 +156,7 @@ impl Variant {
             leaf_log2: self.leaf.leaf_log2,
             run_log2: self.leaf.run_log2,
             dx_columns: hidden as u32,
+            keep: keep(2 + u64::from(dh != 0), rows, hidden),
             weight_offset: -0.0,
             groups: Groups::ONE,
             dy_stride: stride,

@@ -2,6 +2,7 @@
 
 use crate::arith::{Lane, TILE, unroll};
 use crate::backward::row::{Cursor, DH, RowWords, dx_start};
+use crate::device::global::CachePolicy;
 use crate::device::{hint, shared, thread, warp};
 use crate::params::BackwardParams;
 use crate::ring::{Ring, ring_bytes};
@@ -44,8 +45,10 @@ pub unsafe fn block<
     let columns = Columns::<VECTORS>::of_warp(group.thread / 32, p.hidden);
     let mut sums = BlockSum::new(shared::base(), group);
     let ring_base = shared::base() + groups * SCRATCH_BYTES;
+    let policy = CachePolicy::new(p.keep);
     // SAFETY: shared memory has the ring, and places of its own for the rest.
-    let mut ring = unsafe { Ring::<VECTORS, ROWS, STAGES, TENSORS>::new(ring_base, columns) };
+    let mut ring =
+        unsafe { Ring::<VECTORS, ROWS, STAGES, TENSORS>::new(ring_base, columns, policy) };
     let ring_bytes = ring_bytes(
         VECTORS as u32,
         ROWS as u32,

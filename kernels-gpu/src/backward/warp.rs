@@ -2,6 +2,7 @@
 
 use crate::arith::unroll;
 use crate::backward::row::{Cursor, DH, RowWords, dx_start};
+use crate::device::global::CachePolicy;
 use crate::device::{shared, thread, warp::uniform};
 use crate::params::BackwardParams;
 use crate::ring::{Ring, ring_bytes};
@@ -38,8 +39,9 @@ pub unsafe fn warp<
     let threads = thread::block_dim_x();
     let shelf = Shelf::<VECTORS>::new(shared::base());
     let ring_base = shared::base() + shelf_bytes(VECTORS as u32, threads);
+    let policy = CachePolicy::new(p.keep);
     // SAFETY: shared memory has the ring, behind the shelf.
-    let mut ring = unsafe { Ring::<VECTORS, 1, STAGES, TENSORS>::new(ring_base, columns) };
+    let mut ring = unsafe { Ring::<VECTORS, 1, STAGES, TENSORS>::new(ring_base, columns, policy) };
     let warps = threads / 32;
     let leaf_mask = (1u32 << p.leaf_log2) - 1;
     let leaves = (p.rows + leaf_mask) >> p.leaf_log2;

@@ -2,6 +2,7 @@
 
 use crate::arith::{Lane, LanePairs, Pair, accumulate, unroll};
 use crate::backward::row::{Cursor, RowWords, dx_start};
+use crate::device::global::CachePolicy;
 use crate::device::{shared, thread};
 use crate::params::BackwardParams;
 use crate::ring::{Ring, ring_bytes};
@@ -34,8 +35,9 @@ pub unsafe fn wide<W: Weight, const RESIDUAL: bool>(p: &BackwardParams) {
     let columns = Columns::<VECTORS>::of_warp(thread / 32, p.hidden);
     let mut sums = BlockSum::new(shared::base(), Group::block());
     let ring_base = shared::base() + SCRATCH_BYTES;
+    let policy = CachePolicy::new(p.keep);
     // SAFETY: shared memory has the ring, and places of its own for the rest.
-    let mut ring = unsafe { Ring::<VECTORS, 1, STAGES, 2>::new(ring_base, columns) };
+    let mut ring = unsafe { Ring::<VECTORS, 1, STAGES, 2>::new(ring_base, columns, policy) };
     let shelf_base = ring_base + ring_bytes(VECTORS as u32, 1, STAGES as u32, 2, threads);
     let node = Shelf::<VECTORS>::new(shelf_base);
     let leaf_mask = (1u32 << p.leaf_log2) - 1;

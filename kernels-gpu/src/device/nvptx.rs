@@ -268,32 +268,49 @@ pub mod global {
         Words4(a, b, c, d)
     }
 
-    /// Loads 16 bytes that the caches are told to keep.
+    /// What L2 is told of memory that is read.
+    #[derive(Clone, Copy, Debug)]
+    pub struct CachePolicy(pub(super) u64);
+
+    impl CachePolicy {
+        /// Where `keep` is not 0, other lines are evicted first; else none is preferred.
+        #[inline(always)]
+        #[must_use]
+        pub fn new(keep: u32) -> Self {
+            let policy: u64;
+            // In one block, so that no branch comes of it.
+            // SAFETY: makes a value, nothing else.
+            unsafe {
+                asm!(
+                    "{{",
+                    ".reg .pred keep;",
+                    ".reg .b64 last, normal;",
+                    "setp.ne.u32 keep, {keep}, 0;",
+                    "createpolicy.fractional.L2::evict_last.b64 last, 1.0;",
+                    "createpolicy.fractional.L2::evict_normal.b64 normal, 1.0;",
+                    "selp.b64 {policy}, last, normal, keep;",
+                    "}}",
+                    keep = in(reg32) keep, policy = out(reg64) policy,
+                    options(pure, nomem, nostack, preserves_flags));
+            }
+            Self(policy)
+        }
+    }
+
+    /// Loads 16 bytes through L1, under a policy for L2.
     ///
     /// # Safety
     /// - As [`load_words4`].
     #[inline(always)]
-    pub unsafe fn load_keep_words4(pointer: *const Words4) -> Words4 {
+    pub unsafe fn load_words4_by(policy: CachePolicy, pointer: *const Words4) -> Words4 {
         let (a, b, c, d): (u32, u32, u32, u32);
         // SAFETY: the caller's obligations.
         unsafe {
-            asm!("ld.global.L1::evict_last.L2::cache_hint.v4.b32 {{{}, {}, {}, {}}}, [{}], {};",
+            asm!("ld.global.L2::cache_hint.v4.b32 {{{}, {}, {}, {}}}, [{}], {};",
                 out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) pointer,
-                in(reg64) keep(), options(nostack, preserves_flags));
+                in(reg64) policy.0, options(nostack, preserves_flags));
         }
         Words4(a, b, c, d)
-    }
-
-    /// The L2 policy that evicts other lines first.
-    #[inline(always)]
-    fn keep() -> u64 {
-        let policy: u64;
-        // SAFETY: makes a value, nothing else.
-        unsafe {
-            asm!("createpolicy.fractional.L2::evict_last.b64 {}, 1.0;", out(reg64) policy,
-                options(pure, nomem, nostack, preserves_flags));
-        }
-        policy
     }
 
     /// Stores 16 bytes that nobody reads again soon.
@@ -497,9 +514,10 @@ pub mod hint {
 /// Asynchronous copies of single words from global to shared memory (sm_80 and newer).
 pub mod async_copy {
     use super::super::Words4;
+    use super::global::CachePolicy;
     use core::arch::asm;
 
-    /// Starts a copy of 16 bytes, past L1, in the thread's current group.
+    /// Starts a copy of 16 bytes, past L1 and under a policy for L2, in the thread's current group.
     ///
     /// # Safety
     /// - `destination` and `source` are 16-byte aligned and valid for 16 bytes; nobody writes
@@ -507,11 +525,21 @@ pub mod async_copy {
     /// - Nobody accesses the destination until the thread has waited for the group; other
     ///   threads, until a barrier after that.
     #[inline(always)]
-    pub unsafe fn copy_words4(destination: u32, source: *const Words4) {
+    pub unsafe fn copy_words4(policy: CachePolicy, destination: u32, source: *const Words4) {
+        // The mask changes no address of shared memory, of which a block has less than 256 KiB. It
+        // keeps the address in a thread's register: where it is a sum with a uniform register, ptxas
+        // up to 13.0 and the compilers of drivers of that time encode both that and the policy wrong,
+        // and a GPU refuses the instruction.
         // SAFETY: the caller's obligations.
         unsafe {
-            asm!("cp.async.cg.shared.global [{}], [{}], 16;", in(reg32) destination,
-                in(reg64) source, options(nostack, preserves_flags));
+            asm!(
+                "{{",
+                ".reg .b32 place;",
+                "and.b32 place, {destination}, 0x3ffff;",
+                "cp.async.cg.shared.global.L2::cache_hint [place], [{source}], 16, {policy};",
+                "}}",
+                destination = in(reg32) destination, source = in(reg64) source,
+                policy = in(reg64) policy.0, options(nostack, preserves_flags));
         }
     }
 

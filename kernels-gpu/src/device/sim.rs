@@ -207,13 +207,26 @@ pub mod global {
         Words4(a, b, c, d)
     }
 
-    /// Loads 16 bytes that the caches are told to keep.
+    /// What L2 is told of memory that is read: here nothing.
+    #[derive(Clone, Copy, Debug)]
+    pub struct CachePolicy;
+
+    impl CachePolicy {
+        /// Where `keep` is not 0, other lines are evicted first; else none is preferred.
+        #[inline]
+        #[must_use]
+        pub fn new(_keep: u32) -> Self {
+            Self
+        }
+    }
+
+    /// Loads 16 bytes through L1, under a policy for L2.
     ///
     /// # Safety
     /// - As [`load_words4`].
     #[inline]
     #[track_caller]
-    pub unsafe fn load_keep_words4(pointer: *const Words4) -> Words4 {
+    pub unsafe fn load_words4_by(_policy: CachePolicy, pointer: *const Words4) -> Words4 {
         // SAFETY: the caller's obligations.
         unsafe { load_words4(pointer) }
     }
@@ -398,9 +411,10 @@ pub mod hint {
 /// Asynchronous copies of single words from global to shared memory (sm_80 and newer).
 pub mod async_copy {
     use super::super::Words4;
+    use super::global::CachePolicy;
     use cake_rmsnorm_simt::device::small_copy;
 
-    /// Starts a copy of 16 bytes, past L1, in the thread's current group.
+    /// Starts a copy of 16 bytes, past L1 and under a policy for L2, in the thread's current group.
     ///
     /// # Safety
     /// - `destination` and `source` are 16-byte aligned and valid for 16 bytes; nobody writes
@@ -409,7 +423,7 @@ pub mod async_copy {
     ///   threads, until a barrier after that.
     #[inline]
     #[track_caller]
-    pub unsafe fn copy_words4(destination: u32, source: *const Words4) {
+    pub unsafe fn copy_words4(_policy: CachePolicy, destination: u32, source: *const Words4) {
         // SAFETY: the caller's obligations.
         unsafe { small_copy::copy(destination, source.cast::<[u32; 4]>()) }
     }

@@ -2,7 +2,8 @@
 //! [`crate::backward::reduce`] folds. dy, x and z are read once.
 
 use crate::arith::{Lane, LanePairs, Width, unroll};
-use crate::device::{Words4, global, shared, thread};
+use crate::device::global::{self, CachePolicy};
+use crate::device::{Words4, shared, thread};
 use crate::gated::forward::{weight, weights};
 use crate::gated::gate::Formula;
 use crate::gated::params::GatedBackwardParams;
@@ -278,7 +279,7 @@ impl<'a, W: Weight, const GATE_FIRST: bool, const VECTORS: usize> Rows<'a, W, GA
                 width: Width::new(p.width),
                 eps: p.eps,
             },
-            ring: Ring::new(ring),
+            ring: Ring::new(ring, CachePolicy::new(p.keep)),
             weight: core::marker::PhantomData,
             w: if VECTORS == 1 {
                 // SAFETY: the weight has an element a column.

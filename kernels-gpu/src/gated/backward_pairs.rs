@@ -2,7 +2,8 @@
 //! two neighbouring rows at a time, and gates from a table.
 
 use crate::arith::{Lane, Width, unroll};
-use crate::device::{Words4, async_copy, global, shared, thread};
+use crate::device::global::{self, CachePolicy};
+use crate::device::{Words4, async_copy, shared, thread};
 use crate::gated::backward::{accumulate, close_leaf, log2, store_pairs};
 use crate::gated::forward::weight;
 use crate::gated::gate::Table;
@@ -64,7 +65,7 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
     let levels = ring_base + ring_bytes(threads);
     let counter = Counter::<1>::new(levels, threads, turn.share_log2 - p.leaf_log2);
     // SAFETY: shared memory has the ring.
-    let mut ring = unsafe { Ring::new(ring_base, columns) };
+    let mut ring = unsafe { Ring::new(ring_base, columns, CachePolicy::new(p.keep)) };
 
     // Starts to copy a pair; what it gives is the rstd of the row of the thread's half of the lanes.
     let fetch = |ring: &mut Ring, coming: &mut Step| {
@@ -207,6 +208,8 @@ struct Ring {
     place: u32,
     /// Offset of the stage that is read next, and filled next.
     stage: u32,
+    /// What L2 is told of the rows.
+    policy: CachePolicy,
 }
 
 /// dy in a stage.
@@ -217,12 +220,12 @@ const X: u32 = 1;
 const Z: u32 = 2;
 
 impl Ring {
-    /// A ring at shared address `base`.
+    /// A ring at shared address `base`, for rows that are read under `policy`.
     ///
     /// # Safety
     /// - Shared memory has [`ring_bytes`] there.
     #[inline(always)]
-    unsafe fn new(base: u32, columns: Columns<1>) -> Self {
+    unsafe fn new(base: u32, columns: Columns<1>, policy: CachePolicy) -> Self {
         let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
         let place = base + warp * STAGES * STAGE_BYTES + 16 * lane;
         if !columns.holds(0) {
@@ -233,7 +236,11 @@ impl Ring {
                 offset += 512;
             }
         }
-        Self { place, stage: 0 }
+        Self {
+            place,
+            stage: 0,
+            policy,
+        }
     }
 
     #[inline(always)]
@@ -260,7 +267,8 @@ impl Ring {
                 // SAFETY: inside the rows; the places are the thread's own.
                 unroll!(3, |tensor| unsafe {
                     let source = row[tensor].add(columns.column(0) as usize);
-                    async_copy::copy_words4(self.at(tensor as u32, r), source.cast());
+                    let place = self.at(tensor as u32, r);
+                    async_copy::copy_words4(self.policy, place, source.cast());
                 });
             }
         } else {

@@ -3,13 +3,15 @@
 #![cfg_attr(target_arch = "nvptx64", allow(unused_imports))] // one module is compiled at a time
 
 use crate::contract::{GateOrder, Kernel, Program, PtxCounts, WeightType};
+use crate::device::dependent;
 use crate::gated::params::{GatedBackwardParams, GatedForwardParams};
 use crate::gated::{backward, backward_pairs, forward};
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::instructions::Instructions;
 use crate::rows::{Bf16Weight, F32Weight};
 
-/// One entry for the device.
+/// One entry for the device. Before anything else it waits for the kernel before it, as the plain
+/// form's do.
 macro_rules! entry {
     ($module:literal, $name:ident, $params:ty, $body:expr, $weight:ty, $gate_first:literal) => {
         /// See the program's documentation.
@@ -22,6 +24,7 @@ macro_rules! entry {
         pub unsafe extern "ptx-kernel" fn $name(params: $params) {
             type W = $weight;
             const GATE_FIRST: bool = $gate_first;
+            dependent::wait();
             // SAFETY: the caller's obligations.
             unsafe { ($body)(&params) }
         }
@@ -60,6 +63,7 @@ macro_rules! contract {
             run: |params| {
                 type W = $weight;
                 const GATE_FIRST: bool = $gate_first;
+                dependent::wait();
                 Instructions::detect().run(
                     #[inline(always)]
                     // SAFETY: the simulator passes the kernel's parameter struct and keeps the
@@ -134,19 +138,19 @@ entries! { FORWARD, "gated_forward_f32", "gated_forward_bf16", GatedForwardParam
         gated_forward_bf16_l32v2 [0, 12, 10, 2];
         gated_forward_bf16_l32v2_gate_first [0, 12, 10, 2];
     }
-    Program::GatedForwardPairs { order: ORDER, lanes: 8 } => forward::pairs::<W, GATE_FIRST, 8>, threads 640, blocks 1, {
+    Program::GatedForwardPairs { order: ORDER, lanes: 8 } => forward::pairs::<W, GATE_FIRST, 8>, threads 320, blocks 2, {
         gated_forward_f32_l8p [1, 8, 10, 2];
         gated_forward_f32_l8p_gate_first [1, 8, 10, 2];
         gated_forward_bf16_l8p [1, 8, 9, 2];
         gated_forward_bf16_l8p_gate_first [1, 8, 9, 2];
     }
-    Program::GatedForwardPairs { order: ORDER, lanes: 16 } => forward::pairs::<W, GATE_FIRST, 16>, threads 640, blocks 1, {
+    Program::GatedForwardPairs { order: ORDER, lanes: 16 } => forward::pairs::<W, GATE_FIRST, 16>, threads 320, blocks 2, {
         gated_forward_f32_l16p [1, 10, 10, 2];
         gated_forward_f32_l16p_gate_first [1, 10, 10, 2];
         gated_forward_bf16_l16p [1, 10, 9, 2];
         gated_forward_bf16_l16p_gate_first [1, 10, 9, 2];
     }
-    Program::GatedForwardPairs { order: ORDER, lanes: 32 } => forward::pairs::<W, GATE_FIRST, 32>, threads 640, blocks 1, {
+    Program::GatedForwardPairs { order: ORDER, lanes: 32 } => forward::pairs::<W, GATE_FIRST, 32>, threads 320, blocks 2, {
         gated_forward_f32_l32p [1, 12, 10, 2];
         gated_forward_f32_l32p_gate_first [1, 12, 10, 2];
         gated_forward_bf16_l32p [1, 12, 9, 2];

@@ -1,7 +1,8 @@
 //! Forward of the gated form. x and z are read once.
 
 use crate::arith::{Lane, Width, canonical, unroll};
-use crate::device::{Words4, global, shared, thread};
+use crate::device::global::{self, CachePolicy};
+use crate::device::{Words4, shared, thread};
 use crate::gated::gate::Table;
 use crate::gated::params::GatedForwardParams;
 use crate::gated::place::{Part, Place};
@@ -67,6 +68,7 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(p: &G
         eps: p.eps,
     };
     let first = (part.group * p.width) as usize;
+    let policy = CachePolicy::new(p.keep);
     let neighbour = Place::of(1, p.heads);
     let load = |row: u32, place: Place| {
         let mut words = ([NO_WORDS; 2], [NO_WORDS; 2]);
@@ -76,7 +78,7 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(p: &G
                 // SAFETY: the row and the group's columns are inside the buffers.
                 unsafe {
                     let first = first + columns.first as usize;
-                    let load = |row: *const u16| columns.load_through_l1(row.add(first))[0];
+                    let load = |row: *const u16| columns.load_by(policy, row.add(first))[0];
                     words.0[r] = load(places[r].start(p.x, p.x_strides));
                     words.1[r] = load(places[r].start(p.z, p.z_strides));
                 }

@@ -43,6 +43,8 @@ pub struct GatedForwardParams {
     pub width: u32,
     /// Added to the mean square.
     pub eps: f32,
+    /// Whether L2 is told to keep what is read, 0 or 1.
+    pub keep: u32,
 }
 
 /// Backward: dx, dz, and nodes of dw.
@@ -86,6 +88,8 @@ pub struct GatedBackwardParams {
     pub width: u32,
     /// Added to the mean square.
     pub eps: f32,
+    /// Whether L2 is told to keep what is read, 0 or 1.
+    pub keep: u32,
     /// log₂ of the rows of a leaf.
     pub leaf_log2: u32,
     /// log₂ of the leaves of a run.

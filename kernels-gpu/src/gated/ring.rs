@@ -4,6 +4,7 @@
 //! reading needs a barrier, and a stage is free as soon as its thread has read it.
 
 use crate::arith::unroll;
+use crate::device::global::CachePolicy;
 use crate::device::{Words4, async_copy, shared, thread};
 use crate::rows::{Columns, NO_WORDS};
 
@@ -23,6 +24,8 @@ pub struct Ring<const VECTORS: usize, const STAGES: usize> {
     place: u32,
     /// Offset of the stage that is read next, and filled next.
     stage: u32,
+    /// What L2 is told of the rows.
+    policy: CachePolicy,
 }
 
 /// Bytes of shared memory for a ring of `threads` threads.
@@ -39,14 +42,15 @@ const fn stage_bytes(vectors: u32) -> u32 {
 }
 
 impl<const VECTORS: usize, const STAGES: usize> Ring<VECTORS, STAGES> {
-    /// A ring at shared address `base`, which has [`ring_bytes`]. A warp's vectors lie one after
-    /// the other, a lane's 16 bytes beside its neighbour's.
+    /// A ring at shared address `base`, which has [`ring_bytes`], for rows that are read under
+    /// `policy`. A warp's vectors lie one after the other, a lane's 16 bytes beside its neighbour's.
     #[inline(always)]
-    pub fn new(base: u32) -> Self {
+    pub fn new(base: u32, policy: CachePolicy) -> Self {
         let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
         Self {
             place: base + warp * STAGES as u32 * stage_bytes(VECTORS as u32) + 16 * lane,
             stage: 0,
+            policy,
         }
     }
 
@@ -78,7 +82,7 @@ impl<const VECTORS: usize, const STAGES: usize> Ring<VECTORS, STAGES> {
                         unsafe {
                             let source = row[tensor].add(columns.column(v) as usize);
                             let place = self.vector_place(tensor, v);
-                            async_copy::copy_words4(place, source.cast());
+                            async_copy::copy_words4(self.policy, place, source.cast());
                         }
                     }
                 });
