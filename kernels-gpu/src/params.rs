@@ -228,7 +228,16 @@ pub struct CompareParams {
 
 #[cfg(all(test, not(target_arch = "nvptx64")))]
 mod tests {
-    use super::Groups;
+    use super::{Groups, keep};
+
+    #[test]
+    fn l2_is_told_to_keep_what_is_larger() {
+        assert_eq!(keep(1, 65_536, 512), 1);
+        assert_eq!(keep(1, 65_535, 512), 0);
+        assert_eq!(keep(2, 65_535, 512), 1);
+        assert_eq!(keep(3, 1 << 31, 65_536), 1);
+        assert_eq!(keep(2, 0, 4096), 0);
+    }
 
     /// Rows at which the quotient changes, for every kind of group size.
     #[test]

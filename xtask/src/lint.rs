@@ -76,6 +76,9 @@ pub enum Rule {
     GenericAccess,
     /// No approximation and no flush to zero.
     Inexact,
+    /// An asynchronous copy under a cache policy has its address from a mask, in the line before.
+    /// Where that is a sum with a uniform register, ptxas 12.8 and 13.0 encode the copy wrong.
+    UnmaskedCopy,
 }
 
 impl Rule {
@@ -287,11 +290,34 @@ fn check_counts(entry: &Entry<'_>, kernel: &Kernel, report: &mut Report) {
 }
 
 fn check_body(entry: &Entry<'_>, report: &mut Report) {
+    let mut before = None;
     for statement in entry.statements() {
         if let Some((rule, message)) = offence(statement) {
             report.add(Some(entry), statement.number, rule, message);
         }
+        if is_copy_by_policy(statement) && before.and_then(masked) != address(statement) {
+            let message = format!("an address without mask: `{}`", statement.text);
+            report.add(Some(entry), statement.number, Rule::UnmaskedCopy, message);
+        }
+        before = Some(statement);
     }
+}
+
+fn is_copy_by_policy(statement: Line<'_>) -> bool {
+    let code = opcode(statement.text);
+    code.starts_with("cp.async.") && code.contains("cache_hint")
+}
+
+/// The first address of a statement.
+fn address(statement: Line<'_>) -> Option<&str> {
+    let (_, rest) = statement.text.split_once('[')?;
+    Some(rest.split_once(']')?.0.trim())
+}
+
+/// What a statement gives, if it masks.
+fn masked(statement: Line<'_>) -> Option<&str> {
+    let operands = statement.text.strip_prefix("and.b32")?;
+    Some(operands.split_once(',')?.0.trim())
 }
 
 /// The rule that a statement breaks by itself.

@@ -246,3 +246,24 @@ fn another_compiler_is_excused_its_version_and_access_widths_alone() {
     ];
     assert!(!kept.iter().any(|rule| rule.is_the_compilers_choice()));
 }
+
+#[test]
+fn a_copy_without_mask_is_found() {
+    let copy = |address: &str| {
+        format!("\tcp.async.cg.shared.global.L2::cache_hint [{address}], [%rd1], 16, %rd2;\n")
+    };
+    let with = |lines: &str| findings(&CLEAN.replace("\tsqrt.rn", &format!("{lines}\tsqrt.rn")));
+    let mask = "\tand.b32 \tplace, %r9, 0x3ffff;\n";
+    assert_eq!(with(&format!("{mask}{}", copy("place"))), []);
+    // No policy, no fault.
+    assert_eq!(with("\tcp.async.cg.shared.global [%r9], [%rd1], 16;\n"), []);
+    for lines in [
+        copy("%r9"),
+        format!("{mask}{}", copy("%r9")),
+        format!("{mask}{}", copy("place+512")),
+    ] {
+        let found = with(&lines);
+        let rules: Vec<_> = found.iter().map(|finding| finding.rule).collect();
+        assert_eq!(rules, [Rule::UnmaskedCopy], "{lines}");
+    }
+}
