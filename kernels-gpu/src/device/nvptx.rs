@@ -282,14 +282,10 @@ pub mod global {
             // SAFETY: makes a value, nothing else.
             unsafe {
                 asm!(
-                    "{{",
-                    ".reg .pred keep;",
-                    ".reg .b64 last, normal;",
-                    "setp.ne.u32 keep, {keep}, 0;",
-                    "createpolicy.fractional.L2::evict_last.b64 last, 1.0;",
-                    "createpolicy.fractional.L2::evict_normal.b64 normal, 1.0;",
-                    "selp.b64 {policy}, last, normal, keep;",
-                    "}}",
+                    "{{ .reg .pred keep; .reg .b64 last, normal; setp.ne.u32 keep, {keep}, 0; \
+                        createpolicy.fractional.L2::evict_last.b64 last, 1.0; \
+                        createpolicy.fractional.L2::evict_normal.b64 normal, 1.0; \
+                        selp.b64 {policy}, last, normal, keep; }}",
                     keep = in(reg32) keep, policy = out(reg64) policy,
                     options(pure, nomem, nostack, preserves_flags));
             }
@@ -533,11 +529,8 @@ pub mod async_copy {
         // SAFETY: the caller's obligations.
         unsafe {
             asm!(
-                "{{",
-                ".reg .b32 place;",
-                "and.b32 place, {destination}, 0x3ffff;",
-                "cp.async.cg.shared.global.L2::cache_hint [place], [{source}], 16, {policy};",
-                "}}",
+                "{{ .reg .b32 place; and.b32 place, {destination}, 0x3ffff; \
+                    cp.async.cg.shared.global.L2::cache_hint [place], [{source}], 16, {policy}; }}",
                 destination = in(reg32) destination, source = in(reg64) source,
                 policy = in(reg64) policy.0, options(nostack, preserves_flags));
         }
