@@ -79,7 +79,7 @@ impl WeightGradientOut {
 /// `keep` of a launch that reads `matrices` matrices of BF16 rows, each of `row` elements.
 #[must_use]
 pub const fn keep(matrices: u64, rows: u64, row: u64) -> u32 {
-    /// An H200's L2 holds 50 MB. Where a launch reads more, memory is 1 to 3 % faster when it is told.
+    /// An H200's L2 holds 60 MiB. Where a launch reads more, memory is 1 to 3 % faster when it is told.
     const FROM_BYTES: u64 = 64 << 20;
     (2 * matrices * rows * row >= FROM_BYTES) as u32
 }
