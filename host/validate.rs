@@ -1,5 +1,6 @@
 //! Validation of arguments, before anything is launched. Part of every call: allocates nothing.
 
+mod ordinary;
 mod overlap;
 
 use crate::error::{Argument, Error, Result};
@@ -43,6 +44,13 @@ impl Viewed<'_> {
 /// Checks a forward's arguments; returns T.
 pub(crate) fn forward(op: &RmsNorm, args: &ForwardArgs) -> Result<u32> {
     let rows = rows_of(&args.x)?;
+    if !ordinary::forward(op, args) {
+        any_forward(op, args)?;
+    }
+    Ok(rows)
+}
+
+fn any_forward(op: &RmsNorm, args: &ForwardArgs) -> Result<()> {
     match (args.residual, args.h) {
         (Some(_), None) => {
             return Err(Error::Unpaired {
@@ -70,13 +78,19 @@ pub(crate) fn forward(op: &RmsNorm, args: &ForwardArgs) -> Result<u32> {
         rstd(&args.rstd, args.x.rows)?,
     ];
     one_group_size(inputs.iter().chain(&outputs))?;
-    disjoint(&outputs, &inputs)?;
-    Ok(rows)
+    disjoint(&outputs, &inputs)
 }
 
 /// Checks a backward's arguments, but for the size of the workspace; returns T.
 pub(crate) fn backward(op: &RmsNorm, args: &BackwardArgs) -> Result<u32> {
     let rows = rows_of(&args.dy)?;
+    if !ordinary::backward(op, args) {
+        any_backward(op, args)?;
+    }
+    Ok(rows)
+}
+
+fn any_backward(op: &RmsNorm, args: &BackwardArgs) -> Result<()> {
     let matrix = |argument, view| matrix(op, argument, view, args.dy.rows);
     let inputs = [
         Some(matrix(Argument::Dy, &args.dy)?),
@@ -92,8 +106,7 @@ pub(crate) fn backward(op: &RmsNorm, args: &BackwardArgs) -> Result<u32> {
     let [dw, dw_bf16] = weight_gradient(op, args.dw.as_ref())?;
     let outputs = [dx, dw, dw_bf16, Some(scratch(&args.workspace)?)];
     one_group_size(inputs.iter().chain(&outputs))?;
-    disjoint(&outputs, &inputs)?;
-    Ok(rows)
+    disjoint(&outputs, &inputs)
 }
 
 /// Checks an argument that need not be there.

@@ -151,6 +151,9 @@ impl RowsView {
 
     /// Whether the same elements have the same places.
     pub(crate) fn same_memory(&self, other: &Self) -> bool {
+        if self.address != other.address {
+            return false;
+        }
         let single = |view: &Self| view.rows < 2;
         let (a, b) = (self.normal(), other.normal());
         a == b || single(&a) && single(&b) && a == b.with_stride(a.stride)
@@ -180,7 +183,9 @@ impl RowsView {
 
     /// Whether every row starts at a multiple of 16 bytes.
     pub(crate) fn is_aligned(&self) -> bool {
-        let aligned = |stride: i64| i128::from(stride) * i128::from(self.dtype.bytes()) % 16 == 0;
+        // What leaves 64 bits is a multiple of 16.
+        let bytes = self.dtype.bytes();
+        let aligned = |stride: i64| (stride as u64).wrapping_mul(bytes).is_multiple_of(16);
         self.address.is_multiple_of(16)
             && (self.rows < 2 || aligned(self.stride))
             && self.groups.is_none_or(|groups| aligned(groups.stride))

@@ -29,9 +29,10 @@ pub struct LeafTable {
 
 impl LeafTable {
     pub(super) fn new(rows: u64, hidden: u32, run_log2: u32) -> Self {
+        let leaf_rows = leaf::leaf_rows(rows, hidden);
         Self {
-            leaf_log2: leaf::leaf_rows(rows, hidden).trailing_zeros(),
-            leaves: leaf::leaf_count(rows, hidden) as u32,
+            leaf_log2: leaf_rows.trailing_zeros(),
+            leaves: rows.div_ceil(leaf_rows) as u32,
             run_log2,
         }
     }
@@ -263,8 +264,8 @@ fn split(choice: &Choice, call: &Call, device: &DeviceProperties) -> Result<Back
         "a block has 1 to 16 warps",
     )?;
     let threads = 32 * choice.warps;
-    let leaves = LeafTable::new(rows, hidden, 0).leaves;
-    let leaf = LeafTable::new(rows, hidden, chunk_log2(leaves, threads));
+    let mut leaf = LeafTable::new(rows, hidden, 0);
+    leaf.run_log2 = chunk_log2(leaf.leaves, threads);
     let row_blocks = match choice.program {
         Program::BackwardSplit { vectors } => {
             let covered = TILE * vectors * choice.warps;
@@ -313,14 +314,15 @@ fn split_plan(call: &Call, form: BackwardForm, device: &DeviceProperties) -> Res
         _ if small => 256,
         _ => 512,
     };
-    let leaves = LeafTable::new(rows, hidden, 0).leaves;
-    let leaf_a_position = form.gradients == Gradients::Input || leaves <= threads / tree::WIDTH;
+    let mut leaf = LeafTable::new(rows, hidden, 0);
+    let leaf_a_position =
+        form.gradients == Gradients::Input || leaf.leaves <= threads / tree::WIDTH;
     let program = match tiles.div_ceil(threads / 32) {
         1 if leaf_a_position => Program::BackwardSplit { vectors: 1 },
         2 if leaf_a_position => Program::BackwardSplit { vectors: 2 },
         _ => Program::BackwardSplitWide,
     };
-    let leaf = LeafTable::new(rows, hidden, chunk_log2(leaves, threads));
+    leaf.run_log2 = chunk_log2(leaf.leaves, threads);
     let shared_bytes = match form.gradients {
         Gradients::Input => SCRATCH_BYTES,
         _ => reduce::shared_bytes(threads, leaf.run_log2).max(SCRATCH_BYTES),
@@ -523,14 +525,16 @@ const FEW_NODES_ROWS: u64 = 16_384;
 fn best_run(call: &Call, workers: u32, smallest: u32, fits: impl Fn(u32) -> bool) -> u32 {
     let Call { hidden, rows, .. } = *call;
     let matrices = if call.residual { 4 } else { 3 };
+    let leaf = LeafTable::new(rows, hidden, smallest);
+    let with = |run_log2: u32| LeafTable { run_log2, ..leaf };
     let cost = |run_log2: u32| {
-        let leaf = LeafTable::new(rows, hidden, run_log2);
+        let leaf = with(run_log2);
         let rounds = u64::from(leaf.runs().div_ceil(workers));
         let busiest = rounds << (run_log2 + leaf.leaf_log2);
         6 * busiest * u64::from(workers) + 8 * u64::from(leaf.runs())
     };
     let too_many = |run_log2: u32| {
-        let nodes = u64::from(LeafTable::new(rows, hidden, run_log2).runs());
+        let nodes = u64::from(with(run_log2).runs());
         let workspace = nodes * 8 * u64::from(hidden);
         // 8 bytes a node and column, 2 a matrix, row and column.
         let share = rows < FEW_NODES_ROWS || 50 * 8 * nodes <= 2 * matrices * rows;

@@ -58,11 +58,11 @@ impl ForwardForm {
     /// The form of a call.
     #[must_use]
     pub fn of(args: &ForwardArgs) -> Self {
-        let matrices = [Some(args.x), args.residual, args.h, Some(args.y)];
-        let w = args.w.as_ref().map(|w| w.as_rows());
+        let (residual, h) = (args.residual.as_ref(), args.h.as_ref());
+        let matrices = [Some(&args.x), residual, h, Some(&args.y)];
         Self {
             residual: args.residual.is_some(),
-            alignment: Alignment::of(matrices.into_iter().chain([w]).flatten()),
+            alignment: Alignment::of(matrices, args.w.as_ref()),
             grouped: grouped(matrices),
         }
     }
@@ -82,19 +82,19 @@ impl BackwardForm {
     /// The form of a call.
     #[must_use]
     pub fn of(args: &BackwardArgs) -> Self {
-        let matrices = [Some(args.dy), Some(args.x), args.dh, args.dx];
-        let w = args.w.as_ref().map(|w| w.as_rows());
-        let over = |other: RowsView| args.dx.is_some_and(|dx| dx.same_memory(&other));
+        let (dh, dx) = (args.dh.as_ref(), args.dx.as_ref());
+        let matrices = [Some(&args.dy), Some(&args.x), dh, dx];
+        let over = |other: &RowsView| dx.is_some_and(|dx| dx.same_memory(other));
         Self {
             residual: args.dh.is_some(),
-            alignment: Alignment::of(matrices.into_iter().chain([w]).flatten()),
+            alignment: Alignment::of(matrices, args.w.as_ref()),
             grouped: grouped(matrices),
             gradients: match (&args.dx, &args.dw) {
                 (Some(_), None) => Gradients::Input,
                 (None, Some(_)) => Gradients::Weight,
                 _ => Gradients::Both,
             },
-            in_place: over(args.dy) || over(args.x),
+            in_place: over(&args.dy) || over(&args.x),
             rstd: match args.rstd {
                 Some(_) => Rstd::Kept,
                 None => Rstd::Recomputed,
@@ -120,9 +120,9 @@ impl BackwardForm {
     }
 }
 
-fn grouped(matrices: [Option<RowsView>; 4]) -> bool {
+fn grouped(matrices: [Option<&RowsView>; 4]) -> bool {
     let mut matrices = matrices.into_iter().flatten();
-    matrices.any(|view| view.normal().groups.is_some())
+    matrices.any(|view| view.groups.is_some() && view.normal().groups.is_some())
 }
 
 fn pairs<A: Clone, B: Clone>(

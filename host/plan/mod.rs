@@ -21,7 +21,7 @@ pub use kernels::{Views, gated_kernels, kernels, kernels_by};
 pub use routes::{MaxRows, Origin, Route, Routes, Window};
 
 use crate::error::{Error, Result};
-use crate::view::RowsView;
+use crate::view::{RowsView, VectorView};
 use cake_rmsnorm_kernels::KERNELS;
 use cake_rmsnorm_kernels::contract::{Kernel, Program, WeightType};
 use rustc_hash::FxHashMap;
@@ -80,8 +80,9 @@ impl Alignment {
     const EVERY: [Alignment; 2] = [Alignment::Vector, Alignment::Element];
 
     /// Of the matrices and the weight of a call.
-    pub(crate) fn of(views: impl IntoIterator<Item = RowsView>) -> Self {
-        if views.into_iter().all(|view| view.is_aligned()) {
+    pub(crate) fn of(matrices: [Option<&RowsView>; 4], w: Option<&VectorView>) -> Self {
+        let mut matrices = matrices.into_iter().flatten();
+        if matrices.all(RowsView::is_aligned) && w.is_none_or(|w| w.address.is_multiple_of(16)) {
             Alignment::Vector
         } else {
             Alignment::Element
