@@ -77,7 +77,7 @@ pub enum Rule {
     /// No approximation and no flush to zero.
     Inexact,
     /// An asynchronous copy under a cache policy has its address from a mask, in the line before.
-    /// Where that is a sum with a uniform register, ptxas 12.8 and 13.0 encode the copy wrong.
+    /// Where that is a sum with a uniform register, ptxas 12.0 to 13.0 encode the copy wrong.
     UnmaskedCopy,
 }
 
