@@ -48,9 +48,9 @@ const PAIRS_FROM: u64 = 124;
 const FORWARD_PAIRS_THREADS: u32 = 320;
 const BACKWARD_PAIRS_THREADS: u32 = 512;
 /// Rows of a multiprocessor from which blocks end before their share of all rows is done, and others
-/// take over: those that stay drift apart, and memory is slower the wider their rows lie. And how
-/// many follow each other.
+/// take over: those that stay drift apart, and memory is slower the wider their rows lie.
 const SHORT_BLOCKS_FROM: u64 = 12_000;
+/// How many of them follow each other.
 const SHORT_BLOCKS: u32 = 16;
 /// Threads of a multiprocessor, as far as registers go.
 const FORWARD_THREADS: u32 = 768;
@@ -68,9 +68,9 @@ fn row_block(width: u32) -> (u32, u32) {
     (32 * width.div_ceil(TILE * vectors), vectors)
 }
 
-/// Whether `device` makes up for its tables with `rows` rows.
-fn pairs_pay(rows: u64, device: &DeviceProperties) -> bool {
-    rows >= PAIRS_FROM * u64::from(device.multiprocessors())
+/// Whether each multiprocessor of `device` has `some` of `rows` rows.
+fn each_has(some: u64, rows: u64, device: &DeviceProperties) -> bool {
+    rows >= some * u64::from(device.multiprocessors())
 }
 
 /// Plans a forward of `op` over `rows` rows.
@@ -90,7 +90,7 @@ pub fn gated_forward(
     let (width, order) = (op.width() as u32, op.order());
     let warp = FORWARD_WARP.iter().find(|(widest, ..)| width <= *widest);
     let (program, block, rows_of_block, shared_bytes) = match warp {
-        Some(&(_, lanes, 1)) if pairs_pay(rows, device) => {
+        Some(&(_, lanes, 1)) if each_has(PAIRS_FROM, rows, device) => {
             let program = Program::GatedForwardPairs { order, lanes };
             let pairs = FORWARD_PAIRS_THREADS / lanes;
             (program, FORWARD_PAIRS_THREADS, 2 * pairs, Table::BYTES)
@@ -110,13 +110,11 @@ pub fn gated_forward(
         }
     };
     let units = rows.div_ceil(u64::from(rows_of_block));
-    let following = match program {
-        Program::GatedForwardPairs { .. }
-            if rows >= SHORT_BLOCKS_FROM * u64::from(device.multiprocessors()) =>
-        {
-            SHORT_BLOCKS
-        }
-        _ => 1,
+    let pairs = matches!(program, Program::GatedForwardPairs { .. });
+    let following = if pairs && each_has(SHORT_BLOCKS_FROM, rows, device) {
+        SHORT_BLOCKS
+    } else {
+        1
     };
     let resident = device.multiprocessors() * (FORWARD_THREADS / block).max(1);
     // Blocks that share a group.
@@ -194,7 +192,9 @@ fn main(
     };
     let warp = BACKWARD_WARP.iter().find(|(widest, ..)| width <= *widest);
     let (program, block, positions, shared) = match warp {
-        Some(&(_, lanes, _)) if leaf.leaf_log2 > 0 && pairs_pay(rows, device) && room(lanes) => {
+        Some(&(_, lanes, _))
+            if leaf.leaf_log2 > 0 && each_has(PAIRS_FROM, rows, device) && room(lanes) =>
+        {
             let program = Program::GatedBackwardPairs { order, lanes };
             let positions = BACKWARD_PAIRS_THREADS / lanes;
             let shared: Box<dyn Fn(u32) -> u32> =

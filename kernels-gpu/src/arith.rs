@@ -208,6 +208,14 @@ impl Width {
 /// The bits of a power of two and of its inverse have this sum.
 const ONE_OVER_POWER: u32 = 0x7f00_0000;
 
+/// [`lane_dot`] of the elements times `scale` with themselves: of a row that is redone.
+#[inline(always)]
+pub fn scaled_square(lane: &Lane, scale: f32) -> f32 {
+    let mut scaled = *lane;
+    unroll!(LANE_ELEMENTS, |i| scaled[i] *= scale);
+    lane_dot(&scaled, &scaled)
+}
+
 /// (ss / H) ⊕ eps, and the scale with which the row must be redone, if its sum of squares left
 /// the range in which FP32 is accurate. A row that needs it costs a second sum; others nothing.
 #[inline(always)]

@@ -13,8 +13,8 @@
 //! Where a call reads more than L2 holds, L2 is told to keep what is read: memory is faster so.
 
 use crate::arith::{
-    LANE_ELEMENTS, Lane, RowScale, TILE, Width, add_residual, canonical, lane_dot, mean_square,
-    narrow, normalise, reciprocal_root, rescued_rstd, unroll, widen,
+    Lane, RowScale, TILE, Width, add_residual, canonical, lane_dot, mean_square, narrow, normalise,
+    reciprocal_root, rescued_rstd, scaled_square, unroll, widen,
 };
 use crate::device::global::{self, CachePolicy};
 use crate::device::{Words4, hint, shared, thread, warp};
@@ -300,11 +300,7 @@ fn squares<const VECTORS: usize>(h: &[Words4; VECTORS]) -> [f32; VECTORS] {
 #[inline(always)]
 fn scaled_squares<const VECTORS: usize>(h: &[Words4; VECTORS], scale: f32) -> [f32; VECTORS] {
     let mut squares = [0.0; VECTORS];
-    unroll!(VECTORS, |v| {
-        let mut scaled = widen(h[v]);
-        unroll!(LANE_ELEMENTS, |i| scaled[i] *= scale);
-        squares[v] = lane_dot(&scaled, &scaled);
-    });
+    unroll!(VECTORS, |v| squares[v] = scaled_square(&widen(h[v]), scale));
     squares
 }
 

@@ -104,25 +104,13 @@ fn flatten<const ROWS: usize, const VECTORS: usize>(
 /// - All 32 lanes of the warp reach this call together.
 #[inline(always)]
 pub unsafe fn warp_row_sum<const VECTORS: usize>(values: [f32; VECTORS]) -> f32 {
-    // SAFETY: the caller's obligation.
-    unsafe { warp_row_sums([values]) }
-}
-
-/// The row sums when one warp holds `ROWS` whole rows.
-///
-/// # Safety
-/// - All 32 lanes of the warp reach this call together.
-#[inline(always)]
-unsafe fn warp_row_sums<const ROWS: usize, const VECTORS: usize>(
-    values: [[f32; VECTORS]; ROWS],
-) -> f32 {
-    const { assert!(VECTORS <= 4 && ROWS * VECTORS <= 4) };
+    const { assert!(VECTORS <= 4) };
     let lane = thread::thread_idx_x() % 32;
     // Adding +0 first is lane l's "from +0"; the distances at which the other operand is an
     // absent tile's +0 change nothing after that.
     // SAFETY: the caller's obligation, for every step.
     unsafe {
-        let sum = 0.0 + lane_sums(flatten(values), ROWS * VECTORS, lane);
+        let sum = 0.0 + lane_sums(flatten([values]), VECTORS, lane);
         match VECTORS {
             1 => sum,
             2 => sum + warp::shuffle_xor(sum, 16),

@@ -76,7 +76,7 @@ pub enum Rule {
     GenericAccess,
     /// No approximation and no flush to zero.
     Inexact,
-    /// An asynchronous copy under a cache policy has its address from a mask, in the line before.
+    /// An asynchronous copy under a cache policy has its address from a mask, right before it.
     /// Where that is a sum with a uniform register, ptxas 12.0 to 13.0 encode the copy wrong.
     UnmaskedCopy,
 }

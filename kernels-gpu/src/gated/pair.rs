@@ -3,7 +3,7 @@
 
 use crate::arith::{
     Lane, backward_scale, lane_dot, mean_square, narrow, projection, reciprocal_root, rescued_rstd,
-    unroll, widen,
+    scaled_square, unroll, widen,
 };
 use crate::device::{Words4, warp};
 use crate::gated::arith::{
@@ -49,12 +49,11 @@ impl Norm {
             let mut own = reciprocal_root(mean);
             if warp::any(rescue.is_some()) {
                 let scales = sums.both(rescue.map_or(1.0, |row| row.scale));
-                let squares = |u: &Lane, scale: f32| {
-                    let mut scaled = *u;
-                    unroll!(8, |i| scaled[i] *= scale);
-                    lane_dot(&scaled, &scaled)
-                };
-                let sum = sums.halves(squares(&u[0], scales.0), squares(&u[1], scales.1));
+                let (a, b) = (
+                    scaled_square(&u[0], scales.0),
+                    scaled_square(&u[1], scales.1),
+                );
+                let sum = sums.halves(a, b);
                 if let Some(row) = rescue {
                     own = rescued_rstd(sum, self.width, self.eps, row);
                 }

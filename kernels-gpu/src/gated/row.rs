@@ -2,7 +2,7 @@
 
 use crate::arith::{
     Lane, RowScale, Width, backward_scale, lane_dot, mean_square, narrow, projection,
-    reciprocal_root, rescued_rstd, unroll, widen,
+    reciprocal_root, rescued_rstd, scaled_square, unroll, widen,
 };
 use crate::device::Words4;
 use crate::gated::arith::{
@@ -46,11 +46,7 @@ impl Norm {
     ) -> f32 {
         let scale = rescue.map_or(1.0, |row| row.scale);
         let mut squares = [0.0; VECTORS];
-        unroll!(VECTORS, |v| {
-            let mut scaled = u(v);
-            unroll!(8, |i| scaled[i] *= scale);
-            squares[v] = lane_dot(&scaled, &scaled);
-        });
+        unroll!(VECTORS, |v| squares[v] = scaled_square(&u(v), scale));
         // SAFETY: the caller's obligation.
         let sum = unsafe { sums.one(squares) };
         match rescue {
