@@ -14,7 +14,7 @@ use cake_rmsnorm::kernels::row_sum::SCRATCH_BYTES;
 use cake_rmsnorm::kernels::tree;
 use cake_rmsnorm::plan::{
     self, Alignment, BackwardForm, BackwardPlan, Choice, DeviceProperties, ForwardForm,
-    ForwardPlan, Gradients, Launch, LeafTable, Origin, Routes, Rstd, Views,
+    ForwardPlan, Gradients, Launch, LeafTable, Origin, Routes, Rstd, Spacing, Views,
 };
 use cake_rmsnorm::ptx::Module;
 use cake_rmsnorm::{Dtype, Error, MAX_HIDDEN, MAX_ROWS, RmsNorm};
@@ -968,7 +968,13 @@ fn dependent_launches_wait_first() {
                     };
                     check(backward.main);
                     check(backward.reduce);
-                    check(op.forward_plan(rows, &device).expect("a plan").launch);
+                    for spacing in [Spacing::Even, Spacing::Any] {
+                        check(
+                            op.forward_plan(rows, spacing, &device)
+                                .expect("a plan")
+                                .launch,
+                        );
+                    }
                 }
             }
         }

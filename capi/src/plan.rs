@@ -5,7 +5,7 @@ use crate::failure::{CakeRmsnormStatus, Failure, guard};
 use crate::gated::{CakeRmsnormGatedBackward, CakeRmsnormGatedForward, CakeRmsnormGatedOperator};
 use crate::plain::{CakeRmsnormBackward, CakeRmsnormForward, CakeRmsnormOperator};
 use crate::types::{borrow, borrow_mut, check_size};
-use cake_rmsnorm::plan::{self, BackwardForm, DeviceProperties, ForwardForm, Launch};
+use cake_rmsnorm::plan::{self, BackwardForm, DeviceProperties, ForwardForm, Launch, Spacing};
 use std::ffi::c_char;
 
 /// Bytes of a kernel's name, the terminating zero included.
@@ -207,8 +207,8 @@ pub unsafe extern "C" fn cake_rmsnorm_gated_forward_plan(
         // SAFETY: as above.
         let (args, out) = unsafe { (borrow("args", args)?, borrow_mut("plan", plan)?) };
         check_size::<CakeRmsnormPlan>("plan", out.struct_size)?;
-        args.views(&op)?;
-        let plan = op.forward_plan(args.rows, &device.properties()?)?;
+        let spacing = Spacing::of(&args.views(&op)?);
+        let plan = op.forward_plan(args.rows, spacing, &device.properties()?)?;
         out.fill([plan.launch, None, None], 0);
         Ok(())
     })

@@ -4,6 +4,7 @@ use super::launcher::{Bound, Launcher};
 use crate::error::Result;
 use crate::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm, HeadsView, validate};
 use crate::op::Update;
+use crate::plan::Spacing;
 use cake_rmsnorm_kernels::gated::params::{GatedBackwardParams, GatedForwardParams, Strides};
 use cake_rmsnorm_kernels::params::{ReduceParams, WeightGradientOut, keep};
 
@@ -15,9 +16,22 @@ pub(super) unsafe fn forward(
     args: &GatedForwardArgs,
 ) -> Result<()> {
     let rows = validate::forward(op, args)?;
-    let plan = op.forward_plan(u64::from(rows), launcher.properties())?;
+    let spacing = Spacing::of(args);
+    let plan = op.forward_plan(u64::from(rows), spacing, launcher.properties())?;
     let Some(launch) = plan.launch else {
         return Ok(());
+    };
+    // Rows at one distance are tokens of one head.
+    let heads = match spacing {
+        Spacing::Even => 1,
+        Spacing::Any => args.x.heads as u32,
+    };
+    let spaced = |view: &HeadsView| match (spacing, view.row_stride()) {
+        (Spacing::Even, Some(stride)) => Strides {
+            token: (stride / 8) as i32,
+            head: 0,
+        },
+        _ => strides(view),
     };
     let params = GatedForwardParams {
         x: args.x.address as usize as *const u16,
@@ -25,11 +39,11 @@ pub(super) unsafe fn forward(
         w: args.w.address as usize as *const u8,
         y: args.y.address as usize as *mut u16,
         rstd: args.rstd.map_or(0, |view| view.address) as usize as *mut f32,
-        x_strides: strides(&args.x),
-        z_strides: strides(&args.z),
-        y_strides: strides(&args.y),
+        x_strides: spaced(&args.x),
+        z_strides: spaced(&args.z),
+        y_strides: spaced(&args.y),
         rows,
-        heads: args.x.heads as u32,
+        heads,
         groups: op.groups() as u32,
         width: op.width() as u32,
         eps: op.eps(),

@@ -4,7 +4,7 @@ use super::GateOrder;
 use super::view::HeadsView;
 use crate::error::{Argument, Error, Result};
 use crate::op::Update;
-use crate::plan::{self, DeviceProperties, GatedBackwardPlan, GatedForwardPlan};
+use crate::plan::{self, DeviceProperties, GatedBackwardPlan, GatedForwardPlan, Spacing};
 use crate::view::{Dtype, VectorView, Workspace};
 use cake_rmsnorm_kernels::contract::WeightType;
 
@@ -125,12 +125,18 @@ impl GatedRmsNorm {
         self.order
     }
 
-    /// What a forward over `rows` rows (tokens times heads) launches on `device`.
+    /// What a forward over `rows` rows (tokens times heads), which lie as `spacing` says, launches on
+    /// `device`.
     ///
     /// # Errors
     /// - [`Error::TooManyRows`]; [`Error::UnsupportedDevice`].
-    pub fn forward_plan(&self, rows: u64, device: &DeviceProperties) -> Result<GatedForwardPlan> {
-        plan::gated_forward(self, rows, device)
+    pub fn forward_plan(
+        &self,
+        rows: u64,
+        spacing: Spacing,
+        device: &DeviceProperties,
+    ) -> Result<GatedForwardPlan> {
+        plan::gated_forward(self, rows, spacing, device)
     }
 
     /// What a backward over `rows` rows launches on `device`, its leaf table and its workspace;

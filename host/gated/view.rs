@@ -60,6 +60,19 @@ impl HeadsView {
         )
     }
 
+    /// Elements between neighbouring rows, the heads of all tokens, where that is one distance, and
+    /// less than 2³¹ bytes.
+    #[must_use]
+    pub(crate) fn row_stride(&self) -> Option<i64> {
+        const MOST: i64 = (i32::MAX / 2) as i64;
+        let (token, head) = self.strides();
+        let stride = if self.heads <= 1 { token } else { head };
+        let continues = self.heads <= 1
+            || self.tokens <= 1
+            || i64::try_from(self.heads).is_ok_and(|heads| head.checked_mul(heads) == Some(token));
+        (continues && (-MOST..=MOST).contains(&stride)).then_some(stride)
+    }
+
     /// First and last byte, the end excluded; `None` when there are no elements.
     pub(crate) fn extent(&self, argument: Argument) -> Result<Option<(u64, u64)>> {
         if self.tokens == 0 || self.heads == 0 || self.hidden == 0 {

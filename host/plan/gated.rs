@@ -3,7 +3,7 @@
 use super::backward::{REDUCE_THREADS, chunk_log2, fits};
 use super::{DeviceProperties, Launch, LeafTable, check_rows, entry};
 use crate::error::Result;
-use crate::gated::{GateOrder, GatedRmsNorm};
+use crate::gated::{GateOrder, GatedForwardArgs, GatedRmsNorm};
 use cake_rmsnorm_kernels::arith::TILE;
 use cake_rmsnorm_kernels::backward::{reduce, split};
 use cake_rmsnorm_kernels::contract::Program;
@@ -43,8 +43,12 @@ const WARP_THREADS: u32 = 256;
 /// Widest group of a block with one vector a thread; beyond, two.
 const BLOCK_ONE_VECTOR: u32 = 4096;
 /// Rows of a multiprocessor from which a table of sigmoids pays.
-const PAIRS_FROM: u64 = 124;
+const FORWARD_PAIRS_FROM: u64 = 62;
+const BACKWARD_PAIRS_FROM: u64 = 124;
+/// Rows of a multiprocessor from which those of [`Program::GatedForwardFlat`] have no more to gain.
+const FLAT_BELOW: u64 = 500;
 /// Threads of the blocks that share one.
+const FLAT_THREADS: u32 = 256;
 const FORWARD_PAIRS_THREADS: u32 = 320;
 const BACKWARD_PAIRS_THREADS: u32 = 512;
 /// Rows of a multiprocessor from which blocks end before their share of all rows is done, and others
@@ -53,6 +57,7 @@ const SHORT_BLOCKS_FROM: u64 = 12_000;
 /// How many of them follow each other.
 const SHORT_BLOCKS: u32 = 16;
 /// Threads of a multiprocessor, as far as registers go.
+const FLAT_RESIDENT: u32 = 1024;
 const FORWARD_THREADS: u32 = 768;
 const BACKWARD_THREADS: u32 = 512;
 /// What folding a block's positions costs, in rows of a position.
@@ -73,13 +78,37 @@ fn each_has(some: u64, rows: u64, device: &DeviceProperties) -> bool {
     rows >= some * u64::from(device.multiprocessors())
 }
 
-/// Plans a forward of `op` over `rows` rows.
+/// Where the rows of a gated forward's matrices lie: row r is head r mod heads of token r / heads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Spacing {
+    /// x, z and y have one distance each between neighbouring rows, as packed tensors have.
+    #[default]
+    Even,
+    /// Tokens lie further apart than their heads, as in a slice of a wider projection.
+    Any,
+}
+
+impl Spacing {
+    /// The spacing of a call.
+    #[must_use]
+    pub fn of(args: &GatedForwardArgs) -> Self {
+        let even = [&args.x, &args.z, &args.y].map(|view| view.row_stride().is_some());
+        if even == [true; 3] {
+            Self::Even
+        } else {
+            Self::Any
+        }
+    }
+}
+
+/// Plans a forward of `op` over `rows` rows that lie as `spacing` says.
 ///
 /// # Errors
 /// - [`crate::Error::TooManyRows`]; [`crate::Error::UnsupportedDevice`].
 pub fn gated_forward(
     op: &GatedRmsNorm,
     rows: u64,
+    spacing: Spacing,
     device: &DeviceProperties,
 ) -> Result<GatedForwardPlan> {
     check_rows(rows)?;
@@ -89,8 +118,18 @@ pub fn gated_forward(
     }
     let (width, order) = (op.width() as u32, op.order());
     let warp = FORWARD_WARP.iter().find(|(widest, ..)| width <= *widest);
+    let flat = spacing == Spacing::Even && op.groups() == 1 && !each_has(FLAT_BELOW, rows, device);
     let (program, block, rows_of_block, shared_bytes) = match warp {
-        Some(&(_, lanes, 1)) if each_has(PAIRS_FROM, rows, device) => {
+        Some(&(widest, lanes, 1)) if flat && width == widest => {
+            let program = Program::GatedForwardFlat { order, lanes };
+            (
+                program,
+                FLAT_THREADS,
+                2 * (FLAT_THREADS / lanes),
+                Table::BYTES,
+            )
+        }
+        Some(&(_, lanes, 1)) if each_has(FORWARD_PAIRS_FROM, rows, device) => {
             let program = Program::GatedForwardPairs { order, lanes };
             let pairs = FORWARD_PAIRS_THREADS / lanes;
             (program, FORWARD_PAIRS_THREADS, 2 * pairs, Table::BYTES)
@@ -116,7 +155,11 @@ pub fn gated_forward(
     } else {
         1
     };
-    let resident = device.multiprocessors() * (FORWARD_THREADS / block).max(1);
+    let threads = match program {
+        Program::GatedForwardFlat { .. } => FLAT_RESIDENT,
+        _ => FORWARD_THREADS,
+    };
+    let resident = device.multiprocessors() * (threads / block).max(1);
     // Blocks that share a group.
     let share = (following * resident).div_ceil(op.groups() as u32);
     let grid = units.clamp(1, u64::from(share)) as u32 * op.groups() as u32;
@@ -193,7 +236,7 @@ fn main(
     let warp = BACKWARD_WARP.iter().find(|(widest, ..)| width <= *widest);
     let (program, block, positions, shared) = match warp {
         Some(&(_, lanes, _))
-            if leaf.leaf_log2 > 0 && each_has(PAIRS_FROM, rows, device) && room(lanes) =>
+            if leaf.leaf_log2 > 0 && each_has(BACKWARD_PAIRS_FROM, rows, device) && room(lanes) =>
         {
             let program = Program::GatedBackwardPairs { order, lanes };
             let positions = BACKWARD_PAIRS_THREADS / lanes;

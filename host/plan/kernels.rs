@@ -1,6 +1,6 @@
 //! What an operator needs to have loaded: the kernels that its plans choose from.
 
-use super::{Alignment, BackwardForm, DeviceProperties, ForwardForm, Launch, Routes};
+use super::{Alignment, BackwardForm, DeviceProperties, ForwardForm, Launch, Routes, Spacing};
 use crate::error::Result;
 use crate::gated::GatedRmsNorm;
 use crate::op::{MAX_ROWS, RmsNorm};
@@ -77,12 +77,13 @@ pub fn kernels_by(
 /// - As the plans, when no T has one.
 pub fn gated_kernels(op: &GatedRmsNorm, device: &DeviceProperties) -> Result<Vec<&'static Kernel>> {
     collect(heights().flat_map(|rows| {
-        let forward = op.forward_plan(rows, device);
+        let forward = [Spacing::Even, Spacing::Any].map(|spacing| {
+            let forward = op.forward_plan(rows, spacing, device);
+            forward.map(|plan| [plan.launch, None, None])
+        });
         let backward = op.backward_plan(rows, true, device);
-        [
-            forward.map(|plan| [plan.launch, None, None]),
-            backward.map(|plan| [plan.main, plan.reduce, None]),
-        ]
+        let backward = backward.map(|plan| [plan.main, plan.reduce, None]);
+        forward.into_iter().chain([backward])
     }))
 }
 

@@ -95,6 +95,13 @@ pub enum Program {
         /// Lanes that share a row.
         lanes: u32,
     },
+    /// [`crate::gated::forward::flat`].
+    GatedForwardFlat {
+        /// What comes first.
+        order: GateOrder,
+        /// Lanes that share a row.
+        lanes: u32,
+    },
     /// [`crate::gated::forward::block`].
     GatedForwardBlock {
         /// What comes first.

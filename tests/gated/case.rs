@@ -7,6 +7,7 @@ use cake_rmsnorm::backend::sim::Sim;
 use cake_rmsnorm::gated::{
     GateOrder, GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm, HeadsView,
 };
+use cake_rmsnorm::plan::Spacing;
 use cake_rmsnorm::{Dtype, Update, VectorView, Workspace};
 use half::bf16;
 use rand::{Rng, SeedableRng};
@@ -47,6 +48,15 @@ impl Shape {
     pub fn op(&self) -> GatedRmsNorm {
         GatedRmsNorm::with_groups(self.order, self.hidden, self.groups, self.weight, 1e-6)
             .expect("a supported shape")
+    }
+
+    /// How the rows of all tensors lie.
+    pub fn spacing(&self) -> Spacing {
+        if self.gaps && self.heads > 1 && self.tokens > 1 {
+            Spacing::Any
+        } else {
+            Spacing::Even
+        }
     }
 
     /// Strides of tensor number `tensor`.
@@ -222,6 +232,7 @@ impl Case {
             y: view(&*y, 3),
             rstd: Some(rstd_view),
         };
+        assert_eq!(Spacing::of(&forward), shape.spacing());
         // SAFETY: the buffers live until the results are read.
         unsafe { backend.gated_forward(&self.op, &forward) }.expect("forward");
         let rows = shape.tokens * shape.heads;

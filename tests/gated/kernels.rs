@@ -6,6 +6,7 @@ use cake_rmsnorm::backend::Backend;
 use cake_rmsnorm::backend::sim::Sim;
 use cake_rmsnorm::gated::GateOrder;
 use cake_rmsnorm::kernels::KERNELS;
+use cake_rmsnorm::kernels::contract::Program;
 use cake_rmsnorm::{Dtype, Update};
 use cake_rmsnorm_simt::{Checks, Schedule};
 use rayon::prelude::*;
@@ -97,6 +98,47 @@ fn pairs_of_rows() {
     }
 }
 
+/// Rows at one distance: so few that lanes have none, more than all blocks have at once, an odd number
+/// of them, packed heads, gaps, special numbers.
+#[test]
+fn rows_at_one_distance() {
+    for (i, (tokens, heads, hidden)) in [
+        (1, 1, 64),
+        (3, 1, 256),
+        (33, 1, 128),
+        (9, 7, 128),
+        (131, 1, 64),
+        (499, 1, 128),
+        (83, 3, 256),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for order in ORDERS {
+            for kind in [Kind::Rows, Kind::Special] {
+                let shape = Shape {
+                    tokens,
+                    heads,
+                    gaps: heads == 1,
+                    ..vary(Shape::plain(order, WEIGHTS[i % 2], 1, hidden), i)
+                };
+                let sim = Sim::new().with_sm_count(1);
+                let plan =
+                    shape
+                        .op()
+                        .forward_plan(tokens * heads, shape.spacing(), sim.properties());
+                let launch = plan.expect("a plan").launch.expect("rows");
+                let flat = matches!(
+                    launch.kernel.program,
+                    Program::GatedForwardFlat { lanes, .. } if u64::from(8 * lanes) == hidden
+                );
+                assert!(flat, "{shape:?}: {launch:?}");
+                Case::new(shape, kind, 10).check(&sim);
+            }
+        }
+    }
+}
+
 /// Runs of several leaves, leaves of several rows, incomplete ones at the end.
 #[test]
 fn many_rows() {
@@ -144,34 +186,41 @@ fn heads_and_groups() {
     }
 }
 
-/// Shapes that reach every program on a device of one multiprocessor.
-const EVERY_PROGRAM: &[(u64, u64)] = &[
-    (64, 70),
-    (128, 41),
-    (256, 37),
-    (64, 2051),
-    (128, 2053),
-    (200, 2055),
-    (512, 5),
-    (520, 5),
-    (4104, 3),
+/// Widths, tokens and heads that reach every program on a device of one multiprocessor.
+const EVERY_PROGRAM: &[(u64, u64, u64)] = &[
+    (64, 70, 1),
+    (128, 41, 1),
+    (256, 37, 1),
+    (64, 17, 3),
+    (128, 11, 5),
+    (256, 19, 3),
+    (64, 2051, 1),
+    (128, 2053, 1),
+    (200, 2055, 1),
+    (512, 5, 1),
+    (520, 5, 1),
+    (4104, 3, 1),
 ];
 
 /// Bits do not depend on the order in which threads, blocks and copies run.
 #[test]
 fn every_kernel_under_twenty_schedules() {
     let mut reached = BTreeSet::new();
-    for (i, &(hidden, rows)) in EVERY_PROGRAM.iter().enumerate() {
+    for (i, &(hidden, tokens, heads)) in EVERY_PROGRAM.iter().enumerate() {
         for order in ORDERS {
             for weight in WEIGHTS {
                 let shape = Shape {
                     gaps: true,
                     keep_rstd: i % 2 == 1,
-                    ..Shape::plain(order, weight, rows, hidden)
+                    heads,
+                    ..Shape::plain(order, weight, tokens, hidden)
                 };
+                let rows = tokens * heads;
                 let case = Case::new(shape, Kind::Rows, 5);
                 let sim = Sim::new().with_sm_count(1);
-                let forward = case.op.forward_plan(rows, sim.properties());
+                let forward = case
+                    .op
+                    .forward_plan(rows, shape.spacing(), sim.properties());
                 let backward = case.op.backward_plan(rows, true, sim.properties());
                 let launches = [
                     forward.expect("a plan").launch,

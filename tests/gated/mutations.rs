@@ -68,7 +68,7 @@ fn run(case: &Case, seed: u64, change: &Arc<Change>) -> Result<Outputs, String> 
 const CASES: &[(GateOrder, u64, u64)] = &[
     (GateOrder::NormFirst, 64, 2100),
     (GateOrder::GateFirst, 200, 2053),
-    (GateOrder::NormFirst, 72, 100),
+    (GateOrder::NormFirst, 72, 60),
     (GateOrder::GateFirst, 128, 1100),
     (GateOrder::NormFirst, 256, 300),
     (GateOrder::GateFirst, 512, 9),

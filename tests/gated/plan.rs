@@ -1,12 +1,12 @@
 //! Plans of the gated form keep their kernels' contracts, on any device.
 
-use cake_rmsnorm::gated::{GateOrder, GatedRmsNorm};
+use cake_rmsnorm::gated::{GateOrder, GatedForwardArgs, GatedRmsNorm, HeadsView};
 use cake_rmsnorm::kernels::contract::Program;
 use cake_rmsnorm::kernels::gated::backward::{block_shared_bytes, warp_shared_bytes};
 use cake_rmsnorm::kernels::gated::backward_pairs::shared_bytes as pairs_shared_bytes;
 use cake_rmsnorm::kernels::leaf::gated_leaf_rows;
-use cake_rmsnorm::plan::{DeviceProperties, Launch};
-use cake_rmsnorm::{Dtype, Error};
+use cake_rmsnorm::plan::{DeviceProperties, Launch, Spacing};
+use cake_rmsnorm::{Dtype, Error, VectorView};
 
 const ROWS: [u64; 12] = [
     1,
@@ -46,9 +46,9 @@ fn check_launch(launch: &Launch, op: &GatedRmsNorm, device: &DeviceProperties) {
     let held = match launch.kernel.program {
         Program::GatedForwardWarp { lanes, vectors, .. }
         | Program::GatedBackwardWarp { lanes, vectors, .. } => 8 * lanes * vectors,
-        Program::GatedForwardPairs { lanes, .. } | Program::GatedBackwardPairs { lanes, .. } => {
-            8 * lanes
-        }
+        Program::GatedForwardFlat { lanes, .. }
+        | Program::GatedForwardPairs { lanes, .. }
+        | Program::GatedBackwardPairs { lanes, .. } => 8 * lanes,
         Program::GatedForwardBlock { vectors, .. }
         | Program::GatedBackwardBlock { vectors, .. } => 8 * launch.block * vectors,
         other => panic!("{other:?}"),
@@ -76,8 +76,17 @@ fn plans_keep_the_contracts() {
                 GatedRmsNorm::with_groups(GateOrder::GateFirst, hidden, groups, Dtype::Bf16, 1e-6)
                     .expect("supported");
             for rows in ROWS {
-                let forward = op.forward_plan(rows, &device).expect("a plan");
-                check_launch(&forward.launch.expect("rows"), &op, &device);
+                for spacing in [Spacing::Even, Spacing::Any] {
+                    let forward = op.forward_plan(rows, spacing, &device).expect("a plan");
+                    let launch = forward.launch.expect("rows");
+                    check_launch(&launch, &op, &device);
+                    if let Program::GatedForwardFlat { lanes, .. } = launch.kernel.program {
+                        let whole = op.width() == u64::from(8 * lanes) && groups == 1;
+                        assert!(whole && spacing == Spacing::Even, "{launch:?}");
+                        let at_once = u64::from(2 * launch.grid * launch.block / lanes);
+                        assert!(rows + at_once < 1 << 31, "{launch:?}");
+                    }
+                }
                 let plan = match op.backward_plan(rows, true, &device) {
                     // The running sums of two vectors need more than such a device has.
                     Err(Error::SharedMemory { .. }) => {
@@ -127,6 +136,47 @@ fn plans_keep_the_contracts() {
 }
 
 #[test]
+fn spacing_of_views() {
+    let (tokens, heads, hidden) = (5, 3, 128);
+    let packed = HeadsView::packed(1 << 20, tokens, heads, hidden);
+    let spacing = |x: HeadsView, z: HeadsView, y: HeadsView| {
+        Spacing::of(&GatedForwardArgs {
+            x,
+            z,
+            w: VectorView::f32(0, hidden),
+            y,
+            rstd: None,
+        })
+    };
+    let of = |token: i64, head: i64| {
+        let view = packed.with_strides(token, head);
+        let found = spacing(view, packed, packed);
+        assert_eq!(spacing(packed, view, packed), found, "{view:?}");
+        assert_eq!(spacing(packed, packed, view), found, "{view:?}");
+        found
+    };
+    assert_eq!(of(384, 128), Spacing::Even);
+    assert_eq!(of(408, 136), Spacing::Even);
+    assert_eq!(of(-384, -128), Spacing::Even);
+    assert_eq!(of(0, 0), Spacing::Even);
+    assert_eq!(of(392, 128), Spacing::Any);
+    assert_eq!(of(128, 640), Spacing::Any, "heads outside");
+    // A row's distance, and three times it, have 32 bits as bytes.
+    assert_eq!(of(3 * (1 << 30), 1 << 30), Spacing::Any);
+    assert_eq!(of(3 * ((1 << 30) - 8), (1 << 30) - 8), Spacing::Even);
+    assert_eq!(of(i64::MAX, i64::MAX), Spacing::Any);
+    // Strides of one token, or of one head, do not matter.
+    let one = |tokens, heads, token, head| {
+        let packed = HeadsView::packed(1 << 20, tokens, heads, hidden);
+        spacing(packed.with_strides(token, head), packed, packed)
+    };
+    assert_eq!(one(1, 3, 8, 136), Spacing::Even);
+    assert_eq!(one(5, 1, 136, 8), Spacing::Even);
+    assert_eq!(one(1, 1, 8, i64::MIN), Spacing::Even);
+    assert_eq!(one(0, 3, 8, 8), Spacing::Even);
+}
+
+#[test]
 fn leaves_depend_on_the_shape_alone() {
     for (rows, width, leaf_rows) in [
         (1, 128, 1),
@@ -152,7 +202,7 @@ fn without_rows_only_dw_is_written() {
     let op = GatedRmsNorm::new(GateOrder::NormFirst, 128, Dtype::F32, 1e-6).expect("supported");
     let device = DeviceProperties::H200;
     assert!(
-        op.forward_plan(0, &device)
+        op.forward_plan(0, Spacing::Even, &device)
             .expect("a plan")
             .launch
             .is_none()

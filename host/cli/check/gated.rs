@@ -14,6 +14,7 @@ use cake_rmsnorm::gated::{
     HeadsView, backward_slices, forward_slices,
 };
 use cake_rmsnorm::inputs::{Inputs, Spec};
+use cake_rmsnorm::plan::Spacing;
 use cake_rmsnorm::reference::gated::{Shape, backward, forward};
 use cake_rmsnorm::reference::{WeightGradientSum, from_bf16, from_f32};
 use cake_rmsnorm::{Dtype, Update, VectorView, Workspace, compare};
@@ -58,7 +59,7 @@ pub fn run(args: &Args, gate: GateArg, out: &mut Lines, progress: &Progress) -> 
     let (device, fallback) = device::open(args.device, &planning, elements, progress)?;
     // Refuses a shape before memory is allocated for it.
     let properties = device.backend().properties();
-    op.forward_plan(rows, properties)?;
+    op.forward_plan(rows, Spacing::Even, properties)?;
     op.backward_plan(rows, true, properties)?;
     let seed = args.seed.unwrap_or(0);
     if !args.json {

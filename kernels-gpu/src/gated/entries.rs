@@ -139,22 +139,40 @@ entries! { FORWARD, "gated_forward_f32", "gated_forward_bf16", GatedForwardParam
         gated_forward_bf16_l32v2_gate_first [0, 12, 10, 2];
     }
     Program::GatedForwardPairs { order: ORDER, lanes: 8 } => forward::pairs::<W, GATE_FIRST, 8>, threads 320, blocks 2, {
-        gated_forward_f32_l8p [1, 8, 10, 2];
-        gated_forward_f32_l8p_gate_first [1, 8, 10, 2];
-        gated_forward_bf16_l8p [1, 8, 9, 2];
-        gated_forward_bf16_l8p_gate_first [1, 8, 9, 2];
+        gated_forward_f32_l8p [1, 9, 10, 2];
+        gated_forward_f32_l8p_gate_first [1, 9, 10, 2];
+        gated_forward_bf16_l8p [1, 9, 9, 2];
+        gated_forward_bf16_l8p_gate_first [1, 9, 9, 2];
     }
     Program::GatedForwardPairs { order: ORDER, lanes: 16 } => forward::pairs::<W, GATE_FIRST, 16>, threads 320, blocks 2, {
-        gated_forward_f32_l16p [1, 10, 10, 2];
-        gated_forward_f32_l16p_gate_first [1, 10, 10, 2];
-        gated_forward_bf16_l16p [1, 10, 9, 2];
-        gated_forward_bf16_l16p_gate_first [1, 10, 9, 2];
+        gated_forward_f32_l16p [1, 11, 10, 2];
+        gated_forward_f32_l16p_gate_first [1, 11, 10, 2];
+        gated_forward_bf16_l16p [1, 11, 9, 2];
+        gated_forward_bf16_l16p_gate_first [1, 11, 9, 2];
     }
     Program::GatedForwardPairs { order: ORDER, lanes: 32 } => forward::pairs::<W, GATE_FIRST, 32>, threads 320, blocks 2, {
-        gated_forward_f32_l32p [1, 12, 10, 2];
-        gated_forward_f32_l32p_gate_first [1, 12, 10, 2];
-        gated_forward_bf16_l32p [1, 12, 9, 2];
-        gated_forward_bf16_l32p_gate_first [1, 12, 9, 2];
+        gated_forward_f32_l32p [1, 13, 10, 2];
+        gated_forward_f32_l32p_gate_first [1, 13, 10, 2];
+        gated_forward_bf16_l32p [1, 13, 9, 2];
+        gated_forward_bf16_l32p_gate_first [1, 13, 9, 2];
+    }
+    Program::GatedForwardFlat { order: ORDER, lanes: 8 } => forward::flat::<W, GATE_FIRST, 8>, threads 256, blocks 4, {
+        gated_forward_f32_l8f [1, 9, 10, 2];
+        gated_forward_f32_l8f_gate_first [1, 9, 10, 2];
+        gated_forward_bf16_l8f [1, 9, 9, 2];
+        gated_forward_bf16_l8f_gate_first [1, 9, 9, 2];
+    }
+    Program::GatedForwardFlat { order: ORDER, lanes: 16 } => forward::flat::<W, GATE_FIRST, 16>, threads 256, blocks 4, {
+        gated_forward_f32_l16f [1, 11, 10, 2];
+        gated_forward_f32_l16f_gate_first [1, 11, 10, 2];
+        gated_forward_bf16_l16f [1, 11, 9, 2];
+        gated_forward_bf16_l16f_gate_first [1, 11, 9, 2];
+    }
+    Program::GatedForwardFlat { order: ORDER, lanes: 32 } => forward::flat::<W, GATE_FIRST, 32>, threads 256, blocks 4, {
+        gated_forward_f32_l32f [1, 13, 10, 2];
+        gated_forward_f32_l32f_gate_first [1, 13, 10, 2];
+        gated_forward_bf16_l32f [1, 13, 9, 2];
+        gated_forward_bf16_l32f_gate_first [1, 13, 9, 2];
     }
     Program::GatedForwardBlock { order: ORDER, vectors: 1 } => forward::block::<W, GATE_FIRST, 1>, threads 512, blocks 1, {
         gated_forward_f32_b1 [2, 20, 6, 1];

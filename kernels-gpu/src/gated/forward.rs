@@ -2,9 +2,9 @@
 
 use crate::arith::{Lane, Width, canonical, unroll};
 use crate::device::global::{self, CachePolicy};
-use crate::device::{Words4, shared, thread};
-use crate::gated::gate::Table;
-use crate::gated::params::GatedForwardParams;
+use crate::device::{Words4, math::wide_product, shared, thread, warp::uniform};
+use crate::gated::gate::{Formula, Table};
+use crate::gated::params::{GatedForwardParams, Strides};
 use crate::gated::place::{Part, Place};
 use crate::gated::row::Norm;
 use crate::gated::sums::{LaneSums, RowSums};
@@ -59,71 +59,158 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(p: &G
     );
     let positions = thread::block_dim_x() / LANES as u32;
     let part = Part::of_block(p.groups);
-    let columns = Columns::<1> {
-        first: 8 * lane,
-        hidden: p.width,
-    };
     let norm = Norm {
         width: Width::new(p.width),
         eps: p.eps,
     };
-    let first = (part.group * p.width) as usize;
+    // Lanes without columns, and pairs without rows, load what others do: cheaper than zeros.
+    let inside = 8 * lane < p.width;
+    let column = (part.group * p.width + (8 * lane).min(p.width - 8)) as usize;
     let policy = CachePolicy::new(p.keep);
     let neighbour = Place::of(1, p.heads);
     let load = |row: u32, place: Place| {
-        let mut words = ([NO_WORDS; 2], [NO_WORDS; 2]);
-        let places = [place, place.plus(neighbour, p.heads)];
-        unroll!(2, |r| {
-            if row + (r as u32) < p.rows {
-                // SAFETY: the row and the group's columns are inside the buffers.
-                unsafe {
-                    let first = first + columns.first as usize;
-                    let load = |row: *const u16| columns.load_by(policy, row.add(first))[0];
-                    words.0[r] = load(places[r].start(p.x, p.x_strides));
-                    words.1[r] = load(places[r].start(p.z, p.z_strides));
-                }
-            }
-        });
-        words
+        let second = if row + 1 < p.rows {
+            place.plus(neighbour, p.heads)
+        } else {
+            place
+        };
+        // SAFETY: the rows and the column are inside the buffers.
+        let load = |base: *const u16, strides: Strides| unsafe {
+            [place, second].map(|place| {
+                let vector = place.start(base, strides).add(column);
+                global::load_words4_by(policy, vector.cast())
+            })
+        };
+        (load(p.x, p.x_strides), load(p.z, p.z_strides))
     };
+    // SAFETY: every lane of the warp is here.
+    let warp = unsafe { uniform(thread / 32) };
+    // The first row of the warp, and how many of its rows come before the thread's.
+    let mut leader = 2 * (part.worker * positions + warp * (32 / LANES as u32));
+    let behind = 2 * (thread % 32 / LANES as u32);
     let step = 2 * part.workers * positions;
     let distance = Place::of(step, p.heads);
-    // Rows of the warp before this pair: threads that make sums together stay together.
-    let behind = 2 * (thread % 32 / LANES as u32);
-    let mut row = 2 * (part.worker * positions + thread / LANES as u32);
-    let mut place = Place::of(row, p.heads);
-    let mut next = load(row, place);
+    let mut place = Place::of((leader + behind).min(p.rows - 1), p.heads);
+    let mut next = load(leader + behind, place);
     // SAFETY: the weight has an element a column; every thread of the block is here.
     let (w, gates) = unsafe {
-        let w = weight::<W, 1>(columns, p.w, first, 0);
+        let w = W::widen(W::load(p.w, column as u32));
         (w, Table::prepare(shared::base()))
     };
-    while row - behind < p.rows {
+    while leader < p.rows {
+        let row = leader + behind;
         let (x, z) = next;
-        let next_place = place.plus(distance, p.heads);
+        let next_place = if row + step < p.rows {
+            place.plus(distance, p.heads)
+        } else {
+            place
+        };
         next = load(row + step, next_place);
         // SAFETY: the lanes of the warp are here together. The rows are inside the outputs, if they
         // are there, and this thread alone writes its columns.
         unsafe {
             let store = |r: usize, words: Words4| {
-                if row + (r as u32) < p.rows {
+                if inside && row + (r as u32) < p.rows {
                     let place = if r == 0 {
                         place
                     } else {
                         place.plus(neighbour, p.heads)
                     };
-                    columns.store(place.start_mut(p.y, p.y_strides).add(first), 0, words);
+                    let vector = place.start_mut(p.y, p.y_strides).add(column);
+                    global::store_words4(vector.cast(), words);
                 }
             };
-            let rstd = norm.forward_pair::<GATE_FIRST, LANES>(&x, &z, &w, gates, store);
+            let rstd =
+                norm.forward_pair::<GATE_FIRST, LANES, true>(&x, &z, inside, (&w, gates), store);
             let own = row + u32::from(lane >= LANES as u32 / 2);
             if lane % (LANES as u32 / 2) == 0 && own < p.rows && !p.rstd.is_null() {
                 let index = u64::from(own) * u64::from(p.groups) + u64::from(part.group);
                 global::store_f32(p.rstd.add(index as usize), canonical(rstd));
             }
         }
-        row += step;
+        leader += step;
         place = next_place;
+    }
+}
+
+/// As [`pairs`], for rows of one group of `8 · LANES` elements that lie at one distance in each matrix:
+/// what says where a row lies, and which of its columns there are, costs next to nothing. Four
+/// small blocks share a multiprocessor, each with a [`Table`].
+///
+/// Contract: any number of blocks of a multiple of 32 threads; [`Table`]'s bytes of shared memory;
+/// width 8 · `LANES`, one group; row r is at r times the stride of a token, which is less than 2³¹
+/// bytes; 16-byte aligned bases. From 1 to 2³¹ rows less those of all blocks at once.
+///
+/// # Safety
+/// - As [`warp`].
+#[inline(always)]
+pub unsafe fn flat<W: Weight, const GATE_FIRST: bool, const LANES: usize>(p: &GatedForwardParams) {
+    let (thread, lane) = (
+        thread::thread_idx_x(),
+        thread::thread_idx_x() % LANES as u32,
+    );
+    let first = 8 * lane;
+    let norm = Norm {
+        width: Width::new(8 * LANES as u32),
+        eps: p.eps,
+    };
+    let policy = CachePolicy::new(p.keep);
+    // The thread's vector of a row.
+    let vector = |base: *const u16, stride: Strides, row: u32| -> *const Words4 {
+        let distance = wide_product(row as i32, 16 * stride.token);
+        let base = base.wrapping_add(first as usize);
+        base.wrapping_byte_offset(distance as isize).cast()
+    };
+    let load = |row: u32| {
+        let mut words = ([NO_WORDS; 2], [NO_WORDS; 2]);
+        unroll!(2, |r| {
+            // Beyond the last row the last once more: cheaper than zeros.
+            let row = (row + r as u32).min(p.rows - 1);
+            // SAFETY: the row and its columns are inside the buffers.
+            unsafe {
+                let load = |base, stride| global::load_words4_by(policy, vector(base, stride, row));
+                words.0[r] = load(p.x, p.x_strides);
+                words.1[r] = load(p.z, p.z_strides);
+            }
+        });
+        words
+    };
+    let positions = thread::block_dim_x() / LANES as u32;
+    // SAFETY: every lane of the warp is here.
+    let warp = unsafe { uniform(thread / 32) };
+    // The first row of the warp, and how many of its rows come before the thread's.
+    let mut leader = 2 * (thread::block_idx_x() * positions + warp * (32 / LANES as u32));
+    let behind = 2 * (thread % 32 / LANES as u32);
+    let step = 2 * thread::grid_dim_x() * positions;
+    let mut words = load(leader + behind);
+    // SAFETY: the weight has an element a column; every thread of the block is here.
+    let (w, gates) = unsafe {
+        let w = W::widen(W::load(p.w, first));
+        (w, Table::prepare(shared::base()))
+    };
+    while leader < p.rows {
+        let row = leader + behind;
+        let (x, z) = words;
+        // SAFETY: the lanes of the warp are here together. The rows are inside the outputs, if they
+        // are there, and this thread alone writes its columns.
+        unsafe {
+            let store = |r: usize, words: Words4| {
+                let row = row + r as u32;
+                if row < p.rows {
+                    global::store_words4(vector(p.y, p.y_strides, row).cast_mut(), words);
+                }
+            };
+            let rstd =
+                norm.forward_pair::<GATE_FIRST, LANES, false>(&x, &z, true, (&w, gates), store);
+            let own = row + u32::from(lane >= LANES as u32 / 2);
+            if lane % (LANES as u32 / 2) == 0 && own < p.rows && !p.rstd.is_null() {
+                global::store_f32(p.rstd.add(own as usize), canonical(rstd));
+            }
+        }
+        leader += step;
+        if leader < p.rows {
+            words = load(leader + behind);
+        }
     }
 }
 
@@ -209,7 +296,8 @@ unsafe fn rows<W: Weight, const GATE_FIRST: bool, const VECTORS: usize>(
                     columns.store(y.add(first), v, words);
                 }
             };
-            let rstd = norm.forward::<GATE_FIRST, VECTORS>(&x, &z, |v| w[v], sums, store);
+            let rstd =
+                norm.forward::<GATE_FIRST, VECTORS>(&x, &z, (|v| w[v], Formula), sums, store);
             if turn.leader && row < p.rows && !p.rstd.is_null() {
                 let index = u64::from(row) * u64::from(p.groups) + u64::from(group);
                 global::store_f32(p.rstd.add(index as usize), canonical(rstd));

@@ -3,12 +3,13 @@
 //! With t = sigmoid(−|z|): sigmoid(z) = t for z < 0, else 1 − t.
 //!
 //! With |z| = n·ln 2 + r, |r| ≤ ln 2 / 2, it is t = 2⁻ⁿ / (2⁻ⁿ + eʳ): one polynomial, one reciprocal
-//! of a number between 0.7 and 2.42, no branch, 29 operations. The reciprocal starts from the bits
-//! of the number and is refined twice; the last refinement sees the denominator's parts unrounded,
-//! so t has little more than one rounding.
+//! of a number between 0.7 and 2.42, no branch. The reciprocal starts from the bits of the number and
+//! is refined twice; the last refinement sees the denominator's parts unrounded, so t has little
+//! more than one rounding. Below 2⁻⁸ t is ½ − |z|/4: one operation for half the values of a table.
 
+use crate::arith::{Lane, unroll, widen};
 use crate::device::math::{at_least, fma, magnitude_at_most};
-use crate::device::{shared, thread};
+use crate::device::{Words4, shared, thread};
 
 /// |z| from which t is 0: e^−104 < 2^−150.
 const LARGEST: f32 = 104.0;
@@ -36,10 +37,18 @@ const EXP: [f32; 5] = [
 ];
 /// The bits of a number and of its reciprocal have about this sum: 7 % off at most.
 const RECIPROCAL: u32 = 0x7ef1_0000;
+/// Magnitudes below, for which ½ − |z|/4 is rounded like sigmoid(−|z|): it is less than 2⁻²⁹ off.
+const SMALL: f32 = f32::from_bits(FIRST_LARGE << 16);
 
-/// sigmoid(−a) for 0 ≤ a ≤ [`LARGEST`]; not a number for one.
+/// sigmoid(−a) for a below [`SMALL`].
 #[inline(always)]
-fn sigmoid_of_minus(a: f32) -> f32 {
+fn sigmoid_of_minus_small(a: f32) -> f32 {
+    fma(a, -0.25, 0.5)
+}
+
+/// sigmoid(−a) for a from [`SMALL`] to [`LARGEST`]; not a number for one.
+#[inline(always)]
+fn sigmoid_of_minus_large(a: f32) -> f32 {
     let rounded = fma(a, -LOG2_E, ROUND);
     let minus_n = rounded - ROUND;
     let high = fma(minus_n, LN_2, a); // exact
@@ -64,6 +73,18 @@ fn sigmoid_of_minus(a: f32) -> f32 {
     fma(y, fma(e, e, e), y) * power
 }
 
+/// sigmoid(−|z|); not a number for one.
+#[inline(always)]
+fn sigmoid_of_minus(z: f32) -> f32 {
+    let large = sigmoid_of_minus_large(magnitude_at_most(z, LARGEST));
+    // From z once more: registers are short.
+    if z.abs() < SMALL {
+        sigmoid_of_minus_small(z.abs())
+    } else {
+        large
+    }
+}
+
 /// What a gate value z does.
 #[derive(Clone, Copy, Debug)]
 pub struct Gate {
@@ -76,7 +97,7 @@ impl Gate {
     #[inline(always)]
     #[must_use]
     pub fn of(z: f32) -> Self {
-        Self::with_tail(z, sigmoid_of_minus(magnitude_at_most(z, LARGEST)))
+        Self::with_tail(z, sigmoid_of_minus(z))
     }
 
     /// The gate of z, of which sigmoid(−|z|) is known.
@@ -140,8 +161,26 @@ impl Gate {
 
 /// Where gates come from.
 pub trait Gates: Copy {
-    /// The gate of z, a BF16 value.
-    fn gate(self, z: f32) -> Gate;
+    /// The gates of eight BF16 values.
+    fn gates(self, words: Words4) -> [Gate; 8];
+}
+
+/// The gates of eight BF16 values, each by itself.
+#[inline(always)]
+fn each(words: Words4, gate: impl Fn(f32) -> Gate) -> [Gate; 8] {
+    let z = widen(words);
+    let mut gates = [Gate::with_sigmoid(0.0, 0.0); 8];
+    unroll!(8, |i| gates[i] = gate(z[i]));
+    gates
+}
+
+/// SiLU of the gates.
+#[inline(always)]
+#[must_use]
+pub fn silus(gates: &[Gate; 8]) -> Lane {
+    let mut silus = [0.0; 8];
+    unroll!(8, |i| silus[i] = gates[i].silu());
+    silus
 }
 
 /// Works every gate out.
@@ -150,8 +189,8 @@ pub struct Formula;
 
 impl Gates for Formula {
     #[inline(always)]
-    fn gate(self, z: f32) -> Gate {
-        Gate::of(z)
+    fn gates(self, words: Words4) -> [Gate; 8] {
+        each(words, Gate::of)
     }
 }
 
@@ -163,34 +202,67 @@ pub struct Table {
     origin: u32,
 }
 
-/// BF16 bits of the largest magnitude, just below 2⁻²⁴, up to which sigmoid(−|z|) is ½.
-const FIRST: u32 = 0x337f;
+/// BF16 bits of 2⁻²⁴, the largest magnitude up to which sigmoid(−|z|) is ½.
+const FIRST: u32 = 0x3380;
+/// BF16 bits of [`SMALL`].
+const FIRST_LARGE: u32 = 0x3b80;
 /// BF16 bits of [`LARGEST`].
 const LAST: u32 = 0x42d0;
 
+/// Calls `store` with BF16 bits and sigmoid(−|z|) of them and the three above, for the calling
+/// thread's share of all magnitudes from [`FIRST`] to [`LAST`].
+#[inline(always)]
+fn each_four_tails(store: impl Fn(u32, [f32; 4])) {
+    fours(FIRST, FIRST_LARGE - 1, sigmoid_of_minus_small, &store);
+    fours(FIRST_LARGE, LAST, sigmoid_of_minus_large, &store);
+}
+
+/// The same for magnitudes from `first` to `last`, with a formula for them. Chains of operations of
+/// four overlap.
+#[inline(always)]
+fn fours(first: u32, last: u32, tail: impl Fn(f32) -> f32, store: &impl Fn(u32, [f32; 4])) {
+    let mut bits = first + 4 * thread::thread_idx_x();
+    while bits <= last {
+        let mut tails = [0.0; 4];
+        unroll!(4, |i| tails[i] =
+            tail(f32::from_bits((bits + i as u32) << 16)));
+        store(bits, tails);
+        bits += 4 * thread::block_dim_x();
+    }
+}
+
+/// Stores four neighbouring entries.
+///
+/// # Safety
+/// - `address` is 16-byte aligned and inside the block's shared memory, which no other thread reads
+///   or writes there before a barrier.
+#[inline(always)]
+unsafe fn store_four(address: u32, [a, b, c, d]: [f32; 4]) {
+    let words = Words4(a.to_bits(), b.to_bits(), c.to_bits(), d.to_bits());
+    // SAFETY: the caller's obligations.
+    unsafe { shared::store_words4(address, words) }
+}
+
 impl Table {
-    /// Bytes of shared memory that a table takes; a multiple of 128 for what lies behind it: where
-    /// an asynchronous copy's lines lie across two of shared memory's, L2 is asked for every sector
-    /// twice.
-    pub const BYTES: u32 = (4 * (LAST - FIRST + 1)).next_multiple_of(128);
+    /// Bytes of shared memory that a table takes, with three entries beyond the last, since threads
+    /// make four at once. A multiple of 128 for what lies behind it: where an asynchronous copy's
+    /// lines lie across two of shared memory's, L2 is asked for every sector twice.
+    pub const BYTES: u32 = (4 * (LAST - FIRST + 4)).next_multiple_of(128);
 
     /// Makes a table at shared address `base`.
     ///
     /// # Safety
-    /// - Every thread of the block comes here; shared memory has [`Table::BYTES`] there, which nothing
-    ///   else uses.
+    /// - Every thread of the block comes here; shared memory has [`Table::BYTES`] there, 16-byte aligned,
+    ///   which nothing else uses.
     #[inline(always)]
     pub unsafe fn prepare(base: u32) -> Self {
         let table = Self {
             origin: base.wrapping_sub(4 * FIRST),
         };
-        let mut bits = FIRST + thread::thread_idx_x();
-        while bits <= LAST {
-            let tail = sigmoid_of_minus(f32::from_bits(bits << 16));
-            // SAFETY: inside the table, and the thread's own entry.
-            unsafe { shared::store_f32(table.origin.wrapping_add(4 * bits), tail) };
-            bits += thread::block_dim_x();
-        }
+        each_four_tails(|bits, tails| {
+            // SAFETY: inside the table, and the thread's own entries.
+            unsafe { store_four(table.origin.wrapping_add(4 * bits), tails) }
+        });
         // SAFETY: the caller's obligation.
         unsafe { thread::sync_threads() };
         table
@@ -199,15 +271,17 @@ impl Table {
 
 impl Gates for Table {
     #[inline(always)]
-    fn gate(self, z: f32) -> Gate {
-        // What is not a number takes any entry: z itself makes the products one.
-        let magnitude = magnitude_at_most(z, LARGEST);
-        let inside = at_least(magnitude, f32::from_bits(FIRST << 16));
-        // Four times the BF16 bits: the lower 16 are zero.
-        let offset = inside.to_bits() >> 14;
-        // SAFETY: between the first entry and the last.
-        let tail = unsafe { shared::load_f32(self.origin.wrapping_add(offset)) };
-        Gate::with_tail(z, tail)
+    fn gates(self, words: Words4) -> [Gate; 8] {
+        each(words, |z| {
+            // What is not a number takes any entry: z itself makes the products one.
+            let magnitude = magnitude_at_most(z, LARGEST);
+            let inside = at_least(magnitude, f32::from_bits(FIRST << 16));
+            // Four times the BF16 bits: the lower 16 are zero.
+            let offset = inside.to_bits() >> 14;
+            // SAFETY: between the first entry and the last.
+            let tail = unsafe { shared::load_f32(self.origin.wrapping_add(offset)) };
+            Gate::with_tail(z, tail)
+        })
     }
 }
 

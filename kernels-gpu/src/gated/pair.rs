@@ -9,51 +9,49 @@ use crate::device::{Words4, warp};
 use crate::gated::arith::{
     Element, gate_gradient, gradient, input_gradient, normalised, of_norm, output,
 };
-use crate::gated::gate::{Gate, Gates};
+use crate::gated::gate::{Gate, Gates, silus};
 use crate::gated::row::{Norm, StoredRow};
 use crate::gated::sums::LaneSums;
 use crate::rows::forget;
 
 impl Norm {
     /// y of two rows of one vector a lane, for `store`, vector 0 being the first row's; returns, to
-    /// either half of a row's lanes, the rstd of one of them.
+    /// either half of a row's lanes, the rstd of one of them. `KEEP` says whether what is worked out
+    /// before the sum stays in registers, or else is worked out again. A lane that is not `inside` the
+    /// row adds nothing to its sums.
     ///
     /// # Safety
     /// - As [`LaneSums::halves`].
     #[inline(always)]
-    pub unsafe fn forward_pair<const GATE_FIRST: bool, const LANES: usize>(
+    pub unsafe fn forward_pair<const GATE_FIRST: bool, const LANES: usize, const KEEP: bool>(
         self,
         x: &[Words4; 2],
         z: &[Words4; 2],
-        w: &Lane,
-        gates: impl Gates,
+        inside: bool,
+        (w, source): (&Lane, impl Gates),
         mut store: impl FnMut(usize, Words4),
     ) -> f32 {
         let sums = LaneSums::<LANES>;
-        let silu = |z: Words4| {
-            let mut gate = widen(z);
-            unroll!(8, |i| gate[i] = gates.gate(gate[i]).silu());
-            gate
+        let unpack = |x: Words4, z: Words4| {
+            let (mut u, mut gate) = (widen(x), [0.0; 8]);
+            if GATE_FIRST || KEEP {
+                gate = silus(&source.gates(z));
+                unroll!(8, |i| u[i] = normalised::<GATE_FIRST>(u[i], gate[i]));
+            }
+            (u, gate)
         };
-        let mut u = [widen(x[0]), widen(x[1])];
-        if GATE_FIRST {
-            unroll!(2, |r| {
-                let gate = silu(z[r]);
-                unroll!(8, |i| u[r][i] = normalised::<GATE_FIRST>(u[r][i], gate[i]));
-            });
-        }
+        let rows = [unpack(x[0], z[0]), unpack(x[1], z[1])];
         // SAFETY: the caller's obligation; whether any row is redone, all lanes know.
         let (own, rstd) = unsafe {
-            let sum = sums.halves(lane_dot(&u[0], &u[0]), lane_dot(&u[1], &u[1]));
+            let [(a, _), (b, _)] = rows;
+            let of_row = |dot: f32| if inside { dot } else { 0.0 };
+            let sum = sums.halves(of_row(lane_dot(&a, &a)), of_row(lane_dot(&b, &b)));
             let (mean, rescue) = mean_square(sum, self.width, self.eps);
             let mut own = reciprocal_root(mean);
             if warp::any(rescue.is_some()) {
                 let scales = sums.both(rescue.map_or(1.0, |row| row.scale));
-                let (a, b) = (
-                    scaled_square(&u[0], scales.0),
-                    scaled_square(&u[1], scales.1),
-                );
-                let sum = sums.halves(a, b);
+                let (a, b) = (scaled_square(&a, scales.0), scaled_square(&b, scales.1));
+                let sum = sums.halves(of_row(a), of_row(b));
                 if let Some(row) = rescue {
                     own = rescued_rstd(sum, self.width, self.eps, row);
                 }
@@ -61,17 +59,16 @@ impl Norm {
             (own, sums.both(own))
         };
         let rstd = [rstd.0, rstd.1];
-        // From the words again, rather than kept: registers are short.
         let (x, z) = (forget(*x), forget(*z));
         unroll!(2, |r| {
-            let mut gate = [0.0; 8];
-            if !GATE_FIRST {
-                u[r] = widen(x[r]);
-                gate = silu(z[r]);
+            let (mut u, mut gate) = rows[r];
+            if !KEEP && !GATE_FIRST {
+                u = widen(x[r]);
+                gate = silus(&source.gates(z[r]));
             }
             let mut y = [0.0; 8];
             unroll!(8, |i| y[i] =
-                output::<GATE_FIRST>(u[r][i], rstd[r], w[i], gate[i]));
+                output::<GATE_FIRST>(u[i], rstd[r], w[i], gate[i]));
             store(r, narrow(&y));
         });
         own
@@ -91,7 +88,7 @@ impl Norm {
         rows: &impl StoredPair,
         own: (bool, Option<f32>),
         w: &Lane,
-        gates: impl Gates,
+        source: impl Gates,
         mut add: impl FnMut(&Lane, &Lane),
         mut store: impl FnMut(usize, Words4, Words4),
     ) -> bool {
@@ -100,10 +97,10 @@ impl Norm {
         let mut sigmoids = [[0.0; 8]; 2];
         let (mut squares, mut dots) = ([0.0; 2], [0.0; 2]);
         unroll!(2, |r| {
-            let (dy, x, z) = (widen(rows.dy(r)), widen(rows.x(r)), widen(rows.z(r)));
+            let (dy, x, gates) = (widen(rows.dy(r)), widen(rows.x(r)), source.gates(rows.z(r)));
             let (mut u, mut a) = ([0.0; 8], [0.0; 8]);
             unroll!(8, |i| {
-                let gate = gates.gate(z[i]);
+                let gate = gates[i];
                 sigmoids[r][i] = gate.sigmoid();
                 u[i] = normalised::<GATE_FIRST>(x[i], gate.silu());
                 a[i] = of_norm::<GATE_FIRST>(dy[i] * w[i], gate.silu());

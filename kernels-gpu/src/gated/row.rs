@@ -8,7 +8,7 @@ use crate::device::Words4;
 use crate::gated::arith::{
     Element, gate_gradient, gradient, input_gradient, normalised, of_norm, output,
 };
-use crate::gated::gate::{Gate, GateParts, Gates};
+use crate::gated::gate::{Gate, GateParts, Gates, silus};
 use crate::gated::sums::RowSums;
 
 /// Eight elements of each vector.
@@ -55,7 +55,8 @@ impl Norm {
         }
     }
 
-    /// y of a row's vectors x and z with weights w, for `store`; returns rstd.
+    /// y of a row's vectors x and z, for `store`, from the weights of a vector and the source of
+    /// gates; returns rstd.
     ///
     /// # Safety
     /// - As [`RowSums::one`].
@@ -64,18 +65,16 @@ impl Norm {
         self,
         x: &[Words4; VECTORS],
         z: &[Words4; VECTORS],
-        w: impl Fn(usize) -> Lane,
+        (w, source): (impl Fn(usize) -> Lane, impl Gates),
         sums: &mut impl RowSums<VECTORS>,
         mut store: impl FnMut(usize, Words4),
     ) -> f32 {
         let mut gate = [[0.0; 8]; VECTORS];
         let mut u = [[0.0; 8]; VECTORS];
         unroll!(VECTORS, |v| {
-            let (x, z) = (widen(x[v]), widen(z[v]));
-            unroll!(8, |i| {
-                gate[v][i] = Gate::of(z[i]).silu();
-                u[v][i] = normalised::<GATE_FIRST>(x[i], gate[v][i]);
-            });
+            let x = widen(x[v]);
+            gate[v] = silus(&source.gates(z[v]));
+            unroll!(8, |i| u[v][i] = normalised::<GATE_FIRST>(x[i], gate[v][i]));
         });
         // SAFETY: the caller's obligation; whether any row is redone, all threads know.
         let rstd = unsafe {
@@ -115,13 +114,14 @@ impl Norm {
     ) {
         // Of one vector the gates are kept; of more they are worked out again, for registers.
         let mut kept = [[Gate::of(0.0).parts(); 8]; VECTORS];
+        let parts = |v: usize| {
+            let gates = source.gates(row.z(v));
+            let mut parts = [gates[0].parts(); 8];
+            unroll!(8, |i| parts[i] = gates[i].parts());
+            parts
+        };
         let gates = |kept: &[[GateParts; 8]; VECTORS], v: usize| {
-            let mut gates = kept[v];
-            if VECTORS > 1 {
-                let z = widen(row.z(v));
-                unroll!(8, |i| gates[i] = source.gate(z[i]).parts());
-            }
-            gates
+            if VECTORS > 1 { parts(v) } else { kept[v] }
         };
         let (mut squares, mut dots) = ([0.0; VECTORS], [0.0; VECTORS]);
         let u_of = |x: &Lane, gates: &[GateParts; 8], scale: f32| {
@@ -141,9 +141,7 @@ impl Norm {
             a
         };
         unroll!(VECTORS, |v| {
-            let z = widen(row.z(v));
-            let mut gates = kept[v];
-            unroll!(8, |i| gates[i] = source.gate(z[i]).parts());
+            let gates = parts(v);
             let u = u_of(&widen(row.x(v)), &gates, 1.0);
             squares[v] = lane_dot(&u, &u);
             dots[v] = lane_dot(&a_of(&widen(row.dy(v)), &w(v), &gates), &u);

@@ -14,7 +14,7 @@ use cake_rmsnorm::kernels::bench::copied_words;
 use cake_rmsnorm::kernels::contract::{Kernel, Program};
 use cake_rmsnorm::kernels::device::Words4;
 use cake_rmsnorm::kernels::params::{CompareParams, CopyParams, FlushParams};
-use cake_rmsnorm::plan::{Choice, DeviceProperties, Launch, Routes};
+use cake_rmsnorm::plan::{Choice, DeviceProperties, Launch, Routes, Spacing};
 use cake_rmsnorm::{Dtype, RmsNorm};
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
@@ -285,7 +285,7 @@ impl Task {
             Task::Gated { .. } => {
                 let (op, rows) = self.gated()?;
                 let backward = op.backward_plan(rows, true, &properties)?;
-                let forward = op.forward_plan(rows, &properties)?;
+                let forward = op.forward_plan(rows, Spacing::Even, &properties)?;
                 vec![forward.launch, backward.main, backward.reduce]
             }
             Task::Cases { seed, count } => {

@@ -141,9 +141,21 @@ fn the_table_holds_what_every_other_magnitude_gives() {
         assert_eq!(tail(bits), tail(super::FIRST), "{bits:#x}");
     }
     assert_ne!(tail(super::FIRST + 1), tail(super::FIRST));
+    for bits in super::FIRST..=super::LAST {
+        let a = f32::from_bits(bits << 16);
+        let of_table = if bits < super::FIRST_LARGE {
+            super::sigmoid_of_minus_small(a)
+        } else {
+            super::sigmoid_of_minus_large(a)
+        };
+        assert_eq!(of_table.to_bits(), tail(bits), "{bits:#x}");
+    }
 }
 
 #[test]
 fn a_table_ends_where_a_line_does() {
     assert_eq!(Table::BYTES % 128, 0);
+    // Threads make four entries at once.
+    assert!(Table::BYTES >= 4 * (super::LAST + 4 - super::FIRST));
+    assert!(super::FIRST.is_multiple_of(4) && super::FIRST_LARGE.is_multiple_of(4));
 }
