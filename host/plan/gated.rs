@@ -200,12 +200,18 @@ pub fn gated_backward(
         _ => Some(main(op, order, width, rows, &mut leaf, device)?),
     };
     let hidden = op.hidden() as u32;
-    let chunk_log2 = chunk_log2(leaf.runs(), REDUCE_THREADS);
+    // A thread loads four nodes at once; those of many wait twice.
+    let reduce_threads = if chunk_log2(leaf.runs(), REDUCE_THREADS) <= 2 {
+        REDUCE_THREADS
+    } else {
+        2 * REDUCE_THREADS
+    };
+    let chunk_log2 = chunk_log2(leaf.runs(), reduce_threads);
     let reduce = Launch {
         kernel: entry(Program::Reduce, None, false)?,
         grid: split::column_tasks(hidden),
-        block: REDUCE_THREADS,
-        shared_bytes: reduce::shared_bytes(REDUCE_THREADS, chunk_log2),
+        block: reduce_threads,
+        shared_bytes: reduce::shared_bytes(reduce_threads, chunk_log2),
         dependent: true,
     };
     fits(reduce.shared_bytes, device)?;

@@ -258,7 +258,7 @@ const REDUCE: &[Kernel] = &[contract!(
     false,
     Program::Reduce,
     None,
-    256,
+    512,
     0,
     [1, 14, 16, 0]
 )];
