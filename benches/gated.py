@@ -13,8 +13,8 @@ Before it is timed, each operation's outputs are compared with the formula in FP
 largest relative L2 error among them, and where it is above LIMIT nothing is timed.
 
 Bytes: forward reads x and z, writes y (6 an element); backward reads dy, x, z, writes dx, dz (10).
-Backwards recompute rstd and the gate from x and z; flash-linear-attention's keeps rstd, and rounds dw
-to the weight's type.
+Backwards recompute the gate from x and z, and rstd too, but for `ours_rstd` and
+flash-linear-attention, whose forwards store it; the latter rounds dw to the weight's type.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Ours:
         self.lib.rmsnorm_bench_gated_fwd.argtypes = [p] * 5 + [ll] * 3 + [f32, i32, i32, p]
         self.lib.rmsnorm_bench_gated_bwd.argtypes = [p] * 9 + [ll] * 3 + [f32, i32, i32, p]
 
-    def build(self, t, order):
+    def build(self, t, order, keep_rstd=False):
         import torch
         rows, hidden = t["x"].shape
         wdtype = int(t["w"].dtype == torch.bfloat16)
@@ -60,6 +60,10 @@ class Ours:
         # What is not written shows in the comparison.
         y, dx, dz = (torch.full_like(t["x"], float("nan")) for _ in range(3))
         dw = torch.full((hidden,), float("nan"), dtype=torch.float32, device="cuda")
+        rstd = torch.full((rows,), float("nan"), dtype=torch.float32, device="cuda")
+
+        def kept():
+            return rstd.data_ptr() if keep_rstd else None
 
         def stream():
             return torch.cuda.current_stream().cuda_stream
@@ -70,17 +74,20 @@ class Ours:
 
         def fwd():
             check(self.lib.rmsnorm_bench_gated_fwd(
-                t["x"].data_ptr(), t["z"].data_ptr(), t["w"].data_ptr(), y.data_ptr(), None,
-                rows, hidden, 1, EPS, wdtype, order, stream()))
+                t["x"].data_ptr(), t["z"].data_ptr(), t["w"].data_ptr(), y.data_ptr(),
+                kept(), rows, hidden, 1, EPS, wdtype, order, stream()))
             return y
 
         def bwd():
             check(self.lib.rmsnorm_bench_gated_bwd(
-                t["dy"].data_ptr(), t["x"].data_ptr(), t["z"].data_ptr(), t["w"].data_ptr(), None,
-                dx.data_ptr(), dz.data_ptr(), dw.data_ptr(), workspace.data_ptr(),
-                rows, hidden, 1, EPS, wdtype, order, stream()))
+                t["dy"].data_ptr(), t["x"].data_ptr(), t["z"].data_ptr(), t["w"].data_ptr(),
+                kept(), dx.data_ptr(), dz.data_ptr(), dw.data_ptr(), workspace.data_ptr(), rows, hidden, 1, EPS, wdtype, order, stream()))
             return dx, dz, dw
+        fwd()  # the rstd that the backward may read
         return fwd, bwd
+
+    def build_rstd(self, t, order):
+        return self.build(t, order, keep_rstd=True)
 
 
 def norm(u):
@@ -231,7 +238,7 @@ def main():
     p.add_argument("--hidden", type=lambda s: [int(v) for v in s.split("+")], default=[128])
     p.add_argument("--weights", default="f32,bf16")
     p.add_argument("--orders", default="0,1")
-    p.add_argument("--candidates", default="ours,compile,fla")
+    p.add_argument("--candidates", default="ours,ours_rstd,compile,fla")
     p.add_argument("--quick", action="store_true")
     p.add_argument("--json")
     p.add_argument("--tsv")
@@ -243,7 +250,7 @@ def main():
     timer = peers.Timer()
     ceiling = peers.Ceiling(timer, args.quick)
     ours = Ours(args.lib)
-    builders = {"ours": ours.build, "compile": build_compile, "fla": build_fla}
+    builders = {"ours": ours.build, "ours_rstd": ours.build_rstd, "compile": build_compile, "fla": build_fla}
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     for _ in range(300):
         a @ a

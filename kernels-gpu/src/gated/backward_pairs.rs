@@ -2,7 +2,7 @@
 //! two neighbouring rows at a time, and gates from a table.
 
 use crate::arith::{Lane, Width, unroll};
-use crate::device::global::{self, CachePolicy};
+use crate::device::global::CachePolicy;
 use crate::device::{Words4, async_copy, shared, thread};
 use crate::gated::backward::{accumulate, close_leaf, log2, store_pairs};
 use crate::gated::forward::weight;
@@ -22,8 +22,8 @@ const STAGES: u32 = 2;
 const TENSORS: u32 = 3;
 /// Bytes of a thread's vectors of one row, of all threads of a warp.
 const ROW_BYTES: u32 = 512 * TENSORS;
-/// Bytes of a warp's stage.
-const STAGE_BYTES: u32 = 2 * ROW_BYTES;
+/// Bytes of a warp's stage: two rows, and an rstd a lane.
+const STAGE_BYTES: u32 = 2 * ROW_BYTES + 128;
 
 /// `LANES` lanes of a warp (8, 16 or 32) a pair of rows at a time, a vector a row and lane; else as
 /// [`crate::gated::backward::warp`].
@@ -67,9 +67,8 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
     // SAFETY: shared memory has the ring.
     let mut ring = unsafe { Ring::new(ring_base, columns, CachePolicy::new(p.keep)) };
 
-    // Starts to copy a pair; what it gives is the rstd of the row of the thread's half of the lanes.
+    // Starts to copy a pair, and, if it is given, the rstd of the row of the thread's half of the lanes.
     let fetch = |ring: &mut Ring, coming: &mut Step| {
-        let mut rstd = 1.0;
         let (row, places) = (coming.row, places(*coming, p.heads));
         unroll!(2, |r| {
             let present = coming.left > 0 && row + (r as u32) < p.rows;
@@ -85,20 +84,19 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
             // stage's pair is done.
             unsafe { ring.fill(columns, r as u32, starts, present) };
         });
-        ring.filled();
-        if !p.rstd.is_null() && coming.left > 0 && row + half < p.rows {
+        if !p.rstd.is_null() {
+            let present = coming.left > 0 && row + half < p.rows;
             let index = u64::from(row + half) * u64::from(p.groups) + u64::from(part.group);
-            // SAFETY: the row has an element a group.
-            rstd = unsafe { global::load_f32(p.rstd.add(index as usize)) };
+            // SAFETY: the row has an element a group, if it is there; the stage's pair is done.
+            unsafe { ring.fill_rstd(p.rstd.wrapping_add(index as usize), present) };
         }
+        ring.filled();
         if coming.left > 0 {
             *coming = turn.next(*coming);
         }
-        rstd
     };
     let mut coming = turn.start(part.worker);
-    let mut rstd = [0.0; STAGES as usize];
-    unroll!(2, |stage| rstd[stage] = fetch(&mut ring, &mut coming));
+    unroll!(2, |_| fetch(&mut ring, &mut coming));
     // SAFETY: the weight has an element a column; every thread of the block is here.
     let (w, gates) = unsafe {
         let w = weight::<W, 1>(columns, p.w, first, 0);
@@ -113,8 +111,8 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
         while pair.left > 0 {
             let row = pair.row;
             let present = |r: u32| row + r < p.rows;
-            let given = (!p.rstd.is_null()).then_some(rstd[0]);
             ring.wait();
+            let given = (!p.rstd.is_null()).then(|| ring.rstd());
             let places = places(pair, p.heads);
             let store = |r: usize, dx: Words4, dz: Words4| {
                 if present(r as u32) {
@@ -140,11 +138,11 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
             while r < 2 {
                 // SAFETY: as above.
                 unsafe {
-                    let rstds = LaneSums::<LANES>.both(rstd[0]);
+                    let rstds = given.map(|own| LaneSums::<LANES>.both(own));
                     let present = present(r);
                     norm.backward::<GATE_FIRST, 1>(
                         &OfPair(&ring, r as usize),
-                        given.map(|_| if r == 0 { rstds.0 } else { rstds.1 }),
+                        rstds.map(|(first, second)| if r == 0 { first } else { second }),
                         (|_| w, gates),
                         &mut LaneSums::<LANES>,
                         |_, exact, factor| {
@@ -157,8 +155,7 @@ pub unsafe fn pairs<W: Weight, const GATE_FIRST: bool, const LANES: usize>(
                 }
                 r += 1;
             }
-            rstd[0] = rstd[1];
-            rstd[1] = fetch(&mut ring, &mut coming);
+            fetch(&mut ring, &mut coming);
             if present(0) && wants_dw {
                 let done = p.rows.min(row + 2);
                 // SAFETY: rows of a share come in order; shared memory has the shelves.
@@ -277,6 +274,38 @@ impl Ring {
                 shared::store_words4(self.at(tensor as u32, r), NO_WORDS);
             });
         }
+    }
+
+    /// The thread's place for an rstd in the current stage.
+    #[inline(always)]
+    fn rstd_place(&self) -> u32 {
+        // Lanes lie 16 bytes apart in rows, 4 here.
+        self.place + self.stage + 2 * ROW_BYTES - 12 * (thread::thread_idx_x() % 32)
+    }
+
+    /// Starts to copy the rstd of the thread's row of a pair to the current stage; 1 for a row that
+    /// is not there.
+    ///
+    /// # Safety
+    /// - `rstd` points to it in global memory, if it is there, and nobody writes it during the launch.
+    ///   The stage was read, or never filled.
+    #[inline(always)]
+    unsafe fn fill_rstd(&self, rstd: *const f32, present: bool) {
+        // SAFETY: the thread's own place; the caller's obligations.
+        unsafe {
+            if present {
+                async_copy::copy_f32(self.rstd_place(), rstd);
+            } else {
+                shared::store_f32(self.rstd_place(), 1.0);
+            }
+        }
+    }
+
+    /// The rstd of the thread's row of the current pair.
+    #[inline(always)]
+    fn rstd(&self) -> f32 {
+        // SAFETY: the thread's own place, which was filled and waited for.
+        unsafe { shared::load_f32(self.rstd_place()) }
     }
 
     /// Moves on after the two rows of a stage.
