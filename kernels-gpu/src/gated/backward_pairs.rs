@@ -227,9 +227,12 @@ impl Ring {
         let place = base + warp * STAGES * STAGE_BYTES + 16 * lane;
         if !columns.holds(0) {
             let mut offset = 0;
-            while offset < STAGES * STAGE_BYTES {
-                // SAFETY: the thread's own place.
-                unsafe { shared::store_words4(place + offset, NO_WORDS) };
+            while offset < 2 * ROW_BYTES {
+                unroll!(2, |stage| {
+                    let place = place + stage as u32 * STAGE_BYTES + offset;
+                    // SAFETY: the thread's own place.
+                    unsafe { shared::store_words4(place, NO_WORDS) };
+                });
                 offset += 512;
             }
         }
