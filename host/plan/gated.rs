@@ -200,11 +200,11 @@ pub fn gated_backward(
         _ => Some(main(op, order, width, rows, &mut leaf, device)?),
     };
     let hidden = op.hidden() as u32;
-    // A thread loads four nodes at once; those of many wait twice.
-    let reduce_threads = if chunk_log2(leaf.runs(), REDUCE_THREADS) <= 2 {
-        REDUCE_THREADS
-    } else {
+    // A thread loads four nodes at once: with eight for each, twice the threads spare a wait.
+    let reduce_threads = if chunk_log2(leaf.runs(), REDUCE_THREADS) == 3 {
         2 * REDUCE_THREADS
+    } else {
+        REDUCE_THREADS
     };
     let chunk_log2 = chunk_log2(leaf.runs(), reduce_threads);
     let reduce = Launch {
