@@ -1,6 +1,6 @@
 //! From arguments to kernel launches: what every backend that runs kernels shares.
 
-use super::{Backend, bind};
+use super::{Backend, bind, last};
 use crate::error::Result;
 use crate::gated::{GatedBackwardArgs, GatedForwardArgs, GatedRmsNorm};
 use crate::op::{BackwardArgs, ForwardArgs, RmsNorm};
@@ -65,7 +65,7 @@ impl<L: Launcher> Backend for L {
     unsafe fn forward(&self, op: &RmsNorm, args: &ForwardArgs) -> Result<()> {
         let rows = validate::forward(op, args)?;
         let (routes, device) = (Launcher::routes(self), Launcher::properties(self));
-        let plan = plan::forward_by(routes, op, u64::from(rows), ForwardForm::of(args), device)?;
+        let plan = last::forward(routes, op, rows, ForwardForm::of(args), device)?;
         let Some(launch) = plan.launch else {
             return Ok(());
         };
@@ -83,7 +83,7 @@ impl<L: Launcher> Backend for L {
     unsafe fn backward(&self, op: &RmsNorm, args: &BackwardArgs) -> Result<()> {
         let rows = validate::backward(op, args)?;
         let (routes, device) = (Launcher::routes(self), Launcher::properties(self));
-        let plan = plan::backward_by(routes, op, u64::from(rows), BackwardForm::of(args), device)?;
+        let plan = last::backward(routes, op, rows, BackwardForm::of(args), device)?;
         validate::workspace(args.workspace, plan.workspace_bytes)?;
         let (statistics, main, reduce) = (plan.statistics, plan.main, plan.reduce);
         let statistics =

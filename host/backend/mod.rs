@@ -9,6 +9,7 @@ pub mod cudarc;
 #[cfg(any(feature = "cuda", feature = "cudarc"))]
 mod driver;
 mod gated;
+mod last;
 mod launcher;
 pub mod null;
 pub mod sim;

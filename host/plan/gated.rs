@@ -65,7 +65,7 @@ const FOLD_ROWS: u64 = 1;
 /// Nodes that the reduce folds quickly, and on any device.
 const MAX_NODES: u32 = 2048;
 /// Most leaves of a position between two folds of a block (log₂).
-const MAX_SHARE_LOG2: u32 = 2;
+const MAX_SHARE_LOG2: u32 = 3;
 
 /// Threads and vectors of a block that has a row.
 fn row_block(width: u32) -> (u32, u32) {

@@ -86,11 +86,14 @@ const STEPS_EACH: u32 = 3;
 const SM_COUNT: u32 = 3;
 /// H, groups, tokens and heads of the gated form; more than 2048 rows on two multiprocessors for
 /// the programs that take rows in pairs.
-const GATED: [(u64, u64, u64, u64); 14] = [
+const GATED: [(u64, u64, u64, u64); 17] = [
+    (56, 1, 7, 3),
     (64, 1, 7, 3),
     (64, 1, 2053, 1),
     (72, 1, 11, 2),
+    (128, 1, 41, 3),
     (128, 1, 2053, 1),
+    (248, 1, 19, 1),
     (256, 2, 33, 1),
     (200, 1, 2053, 1),
     (256, 1, 37, 1),
