@@ -66,6 +66,9 @@ const FOLD_ROWS: u64 = 1;
 const MAX_NODES: u32 = 2048;
 /// Most leaves of a position between two folds of a block (log₂).
 const MAX_SHARE_LOG2: u32 = 3;
+/// Most rows of a position between two folds with so many: an H200 reads longer shares no faster, or
+/// more slowly.
+const LONG_SHARE_ROWS: u64 = 128;
 
 /// Threads and vectors of a block that has a row.
 fn row_block(width: u32) -> (u32, u32) {
@@ -276,14 +279,15 @@ fn main(
     let fits_in = |run_log2: u32| shared(run_log2) <= device.shared_bytes_per_block;
     let with = |run_log2: u32| LeafTable { run_log2, ..*leaf };
     let few_enough = |run_log2: u32| with(run_log2).runs() <= MAX_NODES;
+    let share_rows = |run_log2: u32| 1u64 << (run_log2 - smallest + leaf.leaf_log2);
     let cost = |run_log2: u32| {
-        let share_rows = 1u64 << (run_log2 - smallest + leaf.leaf_log2);
         let rounds = u64::from(with(run_log2).runs().div_ceil(share));
-        rounds * (share_rows + FOLD_ROWS)
+        rounds * (share_rows(run_log2) + FOLD_ROWS)
     };
+    let short = |size: u32| size < smallest + MAX_SHARE_LOG2 || share_rows(size) <= LONG_SHARE_ROWS;
     let sizes = smallest..=smallest + MAX_SHARE_LOG2;
     let best = sizes
-        .filter(|&size| fits_in(size) && few_enough(size))
+        .filter(|&size| fits_in(size) && few_enough(size) && short(size))
         .min_by_key(|&size| cost(size));
     let mut run_log2 = best.unwrap_or(smallest);
     while !few_enough(run_log2) && fits_in(run_log2 + 1) {
