@@ -94,37 +94,50 @@ mod tests {
     use super::*;
     use crate::view::Dtype;
 
-    /// Calls by turns, each differing from the one before in one thing, and calls that repeat.
+    /// After any call any other, which may differ from it in one thing alone.
     #[test]
     fn plans_are_those_that_would_be_made() {
         let device = DeviceProperties::H200;
-        let (built_in, other) = (Routes::built_in(), Routes::built_in().clone());
-        let operators = [512, 4096].map(|hidden| RmsNorm::new(hidden, Dtype::F32, 1e-6));
-        let operators = operators.map(|op| op.expect("an operator"));
-        let residual = |residual| ForwardForm {
-            residual,
-            ..ForwardForm::default()
-        };
-        for routes in [built_in, &other, built_in] {
-            for device in [device, device.with_sm_count(7), device] {
-                for op in &operators {
-                    for rows in [1, 4096, 4096, 70_000] {
-                        for form in [false, true, true] {
-                            let expected =
-                                plan::forward_by(routes, op, rows.into(), residual(form), &device);
-                            let found = forward(routes, op, rows, residual(form), &device);
-                            assert_eq!(format!("{found:?}"), format!("{expected:?}"));
-                            let form = BackwardForm {
-                                residual: form,
-                                ..BackwardForm::default()
-                            };
-                            let expected =
-                                plan::backward_by(routes, op, rows.into(), form, &device);
-                            let found = backward(routes, op, rows, form, &device);
-                            assert_eq!(format!("{found:?}"), format!("{expected:?}"));
-                        }
+        let other = Routes::built_in().clone();
+        let mut calls = Vec::new();
+        for routes in [Routes::built_in(), &other] {
+            for device in [device, device.with_sm_count(7)] {
+                for hidden in [512, 4096] {
+                    let op = RmsNorm::new(hidden, Dtype::F32, 1e-6).expect("an operator");
+                    for rows in [1, 70_000] {
+                        calls.extend([false, true].map(|form| (routes, device, op, rows, form)));
                     }
                 }
+            }
+        }
+        let forms = |residual| {
+            let forward = ForwardForm {
+                residual,
+                ..ForwardForm::default()
+            };
+            let backward = BackwardForm {
+                residual,
+                ..BackwardForm::default()
+            };
+            (forward, backward)
+        };
+        let plans = |&(routes, device, op, rows, form): &(_, _, _, _, _)| {
+            let (f, b) = forms(form);
+            let forward = forward(routes, &op, rows, f, &device);
+            let backward = backward(routes, &op, rows, b, &device);
+            format!("{forward:?} {backward:?}")
+        };
+        let made = |&(routes, device, op, rows, form): &(_, _, _, _, _)| {
+            let (f, b) = forms(form);
+            let forward = plan::forward_by(routes, &op, u64::from(rows), f, &device);
+            let backward = plan::backward_by(routes, &op, u64::from(rows), b, &device);
+            format!("{forward:?} {backward:?}")
+        };
+        let expected: Vec<String> = calls.iter().map(made).collect();
+        for first in &calls {
+            for (call, expected) in calls.iter().zip(&expected) {
+                plans(first);
+                assert_eq!(plans(call), *expected);
             }
         }
     }
