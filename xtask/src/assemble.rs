@@ -1,6 +1,8 @@
 //! `cargo xtask sass`: assemble the PTX and read what ptxas says of every kernel.
 
 use crate::{cuda_tools, workspace};
+use cake_rmsnorm_kernels::gated::backward_pairs::shared_bytes;
+use cake_rmsnorm_kernels::{KERNELS, contract::Program};
 use comfy_table::{Table, presets::NOTHING};
 use std::{
     fs, io,
@@ -8,14 +10,15 @@ use std::{
     process::Command,
 };
 
-/// The machines to assemble for, and the PTX target that serves each.
-const MACHINES: &[(&str, u32)] = &[
-    ("sm_80", 80),
-    ("sm_89", 80),
-    ("sm_90", 90),
-    ("sm_100a", 90),
-    ("sm_103a", 90),
-    ("sm_120", 90),
+/// The machines to assemble for, the PTX target that serves each, and the bytes of shared memory
+/// that a block can have there.
+const MACHINES: &[(&str, u32, u32)] = &[
+    ("sm_80", 80, 163 << 10),
+    ("sm_89", 80, 99 << 10),
+    ("sm_90", 90, 227 << 10),
+    ("sm_100a", 90, 227 << 10),
+    ("sm_103a", 90, 227 << 10),
+    ("sm_120", 90, 99 << 10),
 ];
 
 /// Arguments of `cargo xtask sass`.
@@ -93,7 +96,7 @@ pub fn run(args: &Args) -> Result<(), Error> {
 pub fn assemble(folder: &Path) -> Result<(), Error> {
     let ptxas = cuda_tools::ptxas()?;
     let mut rows = Vec::new();
-    for (machine, sm) in MACHINES {
+    for (machine, sm, _) in MACHINES {
         for path in ptx_files(folder, *sm)? {
             let usages = assemble_file(&ptxas, &path, machine)?;
             rows.extend(usages.into_iter().map(|usage| (*machine, usage)));
@@ -102,7 +105,10 @@ pub fn assemble(folder: &Path) -> Result<(), Error> {
     println!("{}", table(&rows));
     let offenders: Vec<_> = rows.iter().filter_map(offence).collect();
     if offenders.is_empty() {
-        println!("{} kernels assembled: no stack, no spills", rows.len());
+        println!(
+            "{} kernels assembled: no stack, no spills where they can run",
+            rows.len()
+        );
         Ok(())
     } else {
         Err(Error::LocalMemory(offenders))
@@ -187,13 +193,30 @@ fn number_before(line: &str, unit: &str) -> u32 {
     word.and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
+/// What is wrong with a kernel, if a plan may launch it on that machine.
 fn offence((machine, usage): &(&str, Usage)) -> Option<String> {
-    (usage.stack > 0 || usage.spills > 0).then(|| {
+    let local = usage.stack > 0 || usage.spills > 0;
+    (local && fits(machine, &usage.kernel)).then(|| {
         format!(
             "  {} for {machine}: {} bytes of stack, {} bytes of spills",
             usage.kernel, usage.stack, usage.spills
         )
     })
+}
+
+/// Whether a block of a kernel can have the shared memory that it needs on a machine: plans launch no
+/// others, whose registers do not matter there.
+fn fits(machine: &str, kernel: &str) -> bool {
+    let kernel = KERNELS.iter().find(|known| known.name == kernel);
+    let least = kernel.map_or(0, |kernel| match kernel.program {
+        Program::GatedBackwardPairs { lanes, .. } => {
+            let positions = kernel.max_threads / lanes;
+            shared_bytes(kernel.max_threads, positions, positions.ilog2())
+        }
+        _ => 0,
+    });
+    let machine = MACHINES.iter().find(|(name, ..)| *name == machine);
+    machine.is_none_or(|(.., most)| least <= *most)
 }
 
 fn table(rows: &[(&str, Usage)]) -> Table {
@@ -267,6 +290,22 @@ ptxas info    : Used 22 registers, used 1 barriers, 392 bytes cmem[0]
             ..usages[1].clone()
         };
         assert!(offence(&("sm_90", spilled)).is_some());
+    }
+
+    #[test]
+    fn registers_do_not_matter_where_shared_memory_is_short() {
+        let spilled = |kernel: &str| Usage {
+            kernel: kernel.into(),
+            spills: 8,
+            ..Usage::default()
+        };
+        let refused = |machine, kernel| offence(&(machine, spilled(kernel))).is_some();
+        let pairs = "gated_backward_f32_l16p";
+        assert_eq!(
+            ["sm_80", "sm_89", "sm_90", "sm_120"].map(|machine| refused(machine, pairs)),
+            [true, false, true, false]
+        );
+        assert!(refused("sm_89", "gated_backward_f32_l16v1"));
     }
 
     #[test]
