@@ -161,17 +161,17 @@ impl Gate {
 
 /// Where gates come from.
 pub trait Gates: Copy {
-    /// The gates of eight BF16 values.
-    fn gates(self, words: Words4) -> [Gate; 8];
-}
+    /// The gate of z, a BF16 value.
+    fn gate(self, z: f32) -> Gate;
 
-/// The gates of eight BF16 values, each by itself.
-#[inline(always)]
-fn each(words: Words4, gate: impl Fn(f32) -> Gate) -> [Gate; 8] {
-    let z = widen(words);
-    let mut gates = [Gate::with_sigmoid(0.0, 0.0); 8];
-    unroll!(8, |i| gates[i] = gate(z[i]));
-    gates
+    /// The gates of eight BF16 values.
+    #[inline(always)]
+    fn gates(self, words: Words4) -> [Gate; 8] {
+        let z = widen(words);
+        let mut gates = [Gate::with_sigmoid(0.0, 0.0); 8];
+        unroll!(8, |i| gates[i] = self.gate(z[i]));
+        gates
+    }
 }
 
 /// SiLU of the gates.
@@ -189,8 +189,8 @@ pub struct Formula;
 
 impl Gates for Formula {
     #[inline(always)]
-    fn gates(self, words: Words4) -> [Gate; 8] {
-        each(words, Gate::of)
+    fn gate(self, z: f32) -> Gate {
+        Gate::of(z)
     }
 }
 
@@ -209,40 +209,6 @@ const FIRST_LARGE: u32 = 0x3b80;
 /// BF16 bits of [`LARGEST`].
 const LAST: u32 = 0x42d0;
 
-/// Calls `store` with BF16 bits and sigmoid(−|z|) of them and the three above, for the calling
-/// thread's share of all magnitudes from [`FIRST`] to [`LAST`].
-#[inline(always)]
-fn each_four_tails(store: impl Fn(u32, [f32; 4])) {
-    fours(FIRST, FIRST_LARGE - 1, sigmoid_of_minus_small, &store);
-    fours(FIRST_LARGE, LAST, sigmoid_of_minus_large, &store);
-}
-
-/// The same for magnitudes from `first` to `last`, with a formula for them. Chains of operations of
-/// four overlap.
-#[inline(always)]
-fn fours(first: u32, last: u32, tail: impl Fn(f32) -> f32, store: &impl Fn(u32, [f32; 4])) {
-    let mut bits = first + 4 * thread::thread_idx_x();
-    while bits <= last {
-        let mut tails = [0.0; 4];
-        unroll!(4, |i| tails[i] =
-            tail(f32::from_bits((bits + i as u32) << 16)));
-        store(bits, tails);
-        bits += 4 * thread::block_dim_x();
-    }
-}
-
-/// Stores four neighbouring entries.
-///
-/// # Safety
-/// - `address` is 16-byte aligned and inside the block's shared memory, which no other thread reads
-///   or writes there before a barrier.
-#[inline(always)]
-unsafe fn store_four(address: u32, [a, b, c, d]: [f32; 4]) {
-    let words = Words4(a.to_bits(), b.to_bits(), c.to_bits(), d.to_bits());
-    // SAFETY: the caller's obligations.
-    unsafe { shared::store_words4(address, words) }
-}
-
 impl Table {
     /// Bytes of shared memory that a table takes, with three entries beyond the last, since threads
     /// make four at once. A multiple of 128 for what lies behind it: where an asynchronous copy's
@@ -259,29 +225,46 @@ impl Table {
         let table = Self {
             origin: base.wrapping_sub(4 * FIRST),
         };
-        each_four_tails(|bits, tails| {
-            // SAFETY: inside the table, and the thread's own entries.
-            unsafe { store_four(table.origin.wrapping_add(4 * bits), tails) }
-        });
+        // SAFETY: both are inside the table, which nobody reads before the barrier below.
+        unsafe {
+            table.fill(FIRST, FIRST_LARGE - 1, sigmoid_of_minus_small);
+            table.fill(FIRST_LARGE, LAST, sigmoid_of_minus_large);
+        }
         // SAFETY: the caller's obligation.
         unsafe { thread::sync_threads() };
         table
+    }
+
+    /// Makes the calling thread's share of the entries of BF16 bits `first` to `last`, four neighbours
+    /// at once: their chains of operations overlap.
+    ///
+    /// # Safety
+    /// - `first` is a multiple of 4 from [`FIRST`] on, `last` at most [`LAST`]; shared memory has the
+    ///   table, which no other thread reads or writes there before a barrier.
+    #[inline(always)]
+    unsafe fn fill(self, first: u32, last: u32, tail: impl Fn(f32) -> f32) {
+        let mut bits = first + 4 * thread::thread_idx_x();
+        while bits <= last {
+            let entry = |i: u32| tail(f32::from_bits((bits + i) << 16)).to_bits();
+            let four = Words4(entry(0), entry(1), entry(2), entry(3));
+            // SAFETY: the thread's own entries; the last three may lie behind the last.
+            unsafe { shared::store_words4(self.origin.wrapping_add(4 * bits), four) };
+            bits += 4 * thread::block_dim_x();
+        }
     }
 }
 
 impl Gates for Table {
     #[inline(always)]
-    fn gates(self, words: Words4) -> [Gate; 8] {
-        each(words, |z| {
-            // What is not a number takes any entry: z itself makes the products one.
-            let magnitude = magnitude_at_most(z, LARGEST);
-            let inside = at_least(magnitude, f32::from_bits(FIRST << 16));
-            // Four times the BF16 bits: the lower 16 are zero.
-            let offset = inside.to_bits() >> 14;
-            // SAFETY: between the first entry and the last.
-            let tail = unsafe { shared::load_f32(self.origin.wrapping_add(offset)) };
-            Gate::with_tail(z, tail)
-        })
+    fn gate(self, z: f32) -> Gate {
+        // What is not a number takes any entry: z itself makes the products one.
+        let magnitude = magnitude_at_most(z, LARGEST);
+        let inside = at_least(magnitude, f32::from_bits(FIRST << 16));
+        // Four times the BF16 bits: the lower 16 are zero.
+        let offset = inside.to_bits() >> 14;
+        // SAFETY: between the first entry and the last.
+        let tail = unsafe { shared::load_f32(self.origin.wrapping_add(offset)) };
+        Gate::with_tail(z, tail)
     }
 }
 
