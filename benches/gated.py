@@ -81,7 +81,8 @@ class Ours:
         def bwd():
             check(self.lib.rmsnorm_bench_gated_bwd(
                 t["dy"].data_ptr(), t["x"].data_ptr(), t["z"].data_ptr(), t["w"].data_ptr(),
-                kept(), dx.data_ptr(), dz.data_ptr(), dw.data_ptr(), workspace.data_ptr(), rows, hidden, 1, EPS, wdtype, order, stream()))
+                kept(), dx.data_ptr(), dz.data_ptr(), dw.data_ptr(), workspace.data_ptr(),
+                rows, hidden, 1, EPS, wdtype, order, stream()))
             return dx, dz, dw
         fwd()  # the rstd that the backward may read
         return fwd, bwd
@@ -250,7 +251,8 @@ def main():
     timer = peers.Timer()
     ceiling = peers.Ceiling(timer, args.quick)
     ours = Ours(args.lib)
-    builders = {"ours": ours.build, "ours_rstd": ours.build_rstd, "compile": build_compile, "fla": build_fla}
+    builders = {"ours": ours.build, "ours_rstd": ours.build_rstd, "compile": build_compile,
+                "fla": build_fla}
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     for _ in range(300):
         a @ a

@@ -2,6 +2,8 @@
 
 mod shape;
 
+pub(crate) use shape::continues;
+
 use crate::error::{Argument, Error, Result};
 use std::fmt;
 

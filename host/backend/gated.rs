@@ -21,17 +21,9 @@ pub(super) unsafe fn forward(
     let Some(launch) = plan.launch else {
         return Ok(());
     };
-    // Rows at one distance are tokens of one head.
-    let heads = match spacing {
-        Spacing::Even => 1,
-        Spacing::Any => args.x.heads as u32,
-    };
-    let spaced = |view: &HeadsView| match (spacing, view.row_stride()) {
-        (Spacing::Even, Some(stride)) => Strides {
-            token: (stride / 8) as i32,
-            head: 0,
-        },
-        _ => strides(view),
+    let [x, z, y] = match [args.x, args.z, args.y].map(HeadsView::as_tokens) {
+        [Some(x), Some(z), Some(y)] => [x, z, y],
+        _ => [args.x, args.z, args.y],
     };
     let params = GatedForwardParams {
         x: args.x.address as usize as *const u16,
@@ -39,11 +31,11 @@ pub(super) unsafe fn forward(
         w: args.w.address as usize as *const u8,
         y: args.y.address as usize as *mut u16,
         rstd: args.rstd.map_or(0, |view| view.address) as usize as *mut f32,
-        x_strides: spaced(&args.x),
-        z_strides: spaced(&args.z),
-        y_strides: spaced(&args.y),
+        x_strides: strides(&x),
+        z_strides: strides(&z),
+        y_strides: strides(&y),
         rows,
-        heads,
+        heads: x.heads as u32,
         groups: op.groups() as u32,
         width: op.width() as u32,
         eps: op.eps(),

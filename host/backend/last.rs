@@ -35,10 +35,7 @@ pub(super) fn forward(
     form: ForwardForm,
     device: &DeviceProperties,
 ) -> Result<ForwardPlan> {
-    let key = Key::new(routes, op, rows, form, device);
-    of(&FORWARD, key, || {
-        plan::forward_by(routes, op, u64::from(rows), form, device)
-    })
+    of(&FORWARD, plan::forward_by, (routes, op, rows, form, device))
 }
 
 /// As [`plan::backward_by`].
@@ -49,42 +46,35 @@ pub(super) fn backward(
     form: BackwardForm,
     device: &DeviceProperties,
 ) -> Result<BackwardPlan> {
-    let key = Key::new(routes, op, rows, form, device);
-    of(&BACKWARD, key, || {
-        plan::backward_by(routes, op, u64::from(rows), form, device)
-    })
+    of(
+        &BACKWARD,
+        plan::backward_by,
+        (routes, op, rows, form, device),
+    )
 }
 
-impl<Form> Key<Form> {
-    fn new(
-        routes: &Routes,
-        op: &RmsNorm,
-        rows: u32,
-        form: Form,
-        device: &DeviceProperties,
-    ) -> Self {
-        Self {
-            op: *op,
-            rows,
-            form,
-            device: *device,
-            routes,
-        }
-    }
-}
+/// How a plan is made.
+type Make<Form, Plan> = fn(&Routes, &RmsNorm, u64, Form, &DeviceProperties) -> Result<Plan>;
 
-/// The plan for `key`: the last one, or a new one.
+/// The last plan, or one that is made now.
 fn of<Form: Copy + PartialEq, Plan: Copy>(
     last: &'static LocalKey<Last<Form, Plan>>,
-    key: Key<Form>,
-    new: impl FnOnce() -> Result<Plan>,
+    make: Make<Form, Plan>,
+    (routes, op, rows, form, device): (&Routes, &RmsNorm, u32, Form, &DeviceProperties),
 ) -> Result<Plan> {
+    let key = Key {
+        op: *op,
+        rows,
+        form,
+        device: *device,
+        routes,
+    };
     if let Some((of, plan)) = last.get()
         && of == key
     {
         return Ok(plan);
     }
-    let plan = new()?;
+    let plan = make(routes, op, u64::from(rows), form, device)?;
     last.set(Some((key, plan)));
     Ok(plan)
 }

@@ -1,7 +1,7 @@
 //! Tensors with two leading dimensions.
 
 use crate::error::{Argument, Error, Result};
-use crate::view::Dtype;
+use crate::view::{Dtype, continues};
 
 /// A tensor [tokens, heads, hidden] with contiguous rows of `hidden` elements: an address, and the
 /// distances between the rows of neighbouring tokens and of neighbouring heads.
@@ -67,10 +67,18 @@ impl HeadsView {
         const MOST: i64 = (i32::MAX / 2) as i64;
         let (token, head) = self.strides();
         let stride = if self.heads <= 1 { token } else { head };
-        let continues = self.heads <= 1
-            || self.tokens <= 1
-            || i64::try_from(self.heads).is_ok_and(|heads| head.checked_mul(heads) == Some(token));
-        (continues && (-MOST..=MOST).contains(&stride)).then_some(stride)
+        let even = self.heads <= 1 || self.tokens <= 1 || continues(token, self.heads, head);
+        (even && (-MOST..=MOST).contains(&stride)).then_some(stride)
+    }
+
+    /// The same rows as tokens of one head, where they are at one distance.
+    pub(crate) fn as_tokens(self) -> Option<Self> {
+        self.row_stride().map(|stride| Self {
+            tokens: self.tokens * self.heads,
+            heads: 1,
+            token_stride: stride,
+            ..self
+        })
     }
 
     /// First and last byte, the end excluded; `None` when there are no elements.

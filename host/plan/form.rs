@@ -1,6 +1,7 @@
 //! What a call asks for, as far as its plan depends on it.
 
 use super::Alignment;
+use crate::gated::GatedForwardArgs;
 use crate::op::{BackwardArgs, ForwardArgs};
 use crate::view::RowsView;
 
@@ -52,6 +53,16 @@ pub enum Rstd {
     Kept,
     /// It is worked out again.
     Recomputed,
+}
+
+/// Where the rows of a gated forward's matrices lie: row r is head r mod heads of token r / heads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Spacing {
+    /// x, z and y have one distance each between neighbouring rows, as packed tensors have.
+    #[default]
+    Even,
+    /// Tokens lie further apart than their heads, as in a slice of a wider projection.
+    Any,
 }
 
 impl ForwardForm {
@@ -117,6 +128,19 @@ impl BackwardForm {
                 rstd,
             },
         )
+    }
+}
+
+impl Spacing {
+    /// The spacing of a call.
+    #[must_use]
+    pub fn of(args: &GatedForwardArgs) -> Self {
+        let views = [&args.x, &args.z, &args.y];
+        if views.iter().all(|view| view.row_stride().is_some()) {
+            Self::Even
+        } else {
+            Self::Any
+        }
     }
 }
 

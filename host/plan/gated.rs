@@ -1,9 +1,9 @@
 //! Plans of the gated form.
 
 use super::backward::{REDUCE_THREADS, chunk_log2, fits};
-use super::{DeviceProperties, Launch, LeafTable, check_rows, entry};
+use super::{DeviceProperties, Launch, LeafTable, Spacing, check_rows, entry};
 use crate::error::Result;
-use crate::gated::{GateOrder, GatedForwardArgs, GatedRmsNorm};
+use crate::gated::{GateOrder, GatedRmsNorm};
 use cake_rmsnorm_kernels::arith::TILE;
 use cake_rmsnorm_kernels::backward::{reduce, split};
 use cake_rmsnorm_kernels::contract::Program;
@@ -79,29 +79,6 @@ fn row_block(width: u32) -> (u32, u32) {
 /// Whether each multiprocessor of `device` has `some` of `rows` rows.
 fn each_has(some: u64, rows: u64, device: &DeviceProperties) -> bool {
     rows >= some * u64::from(device.multiprocessors())
-}
-
-/// Where the rows of a gated forward's matrices lie: row r is head r mod heads of token r / heads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Spacing {
-    /// x, z and y have one distance each between neighbouring rows, as packed tensors have.
-    #[default]
-    Even,
-    /// Tokens lie further apart than their heads, as in a slice of a wider projection.
-    Any,
-}
-
-impl Spacing {
-    /// The spacing of a call.
-    #[must_use]
-    pub fn of(args: &GatedForwardArgs) -> Self {
-        let even = [&args.x, &args.z, &args.y].map(|view| view.row_stride().is_some());
-        if even == [true; 3] {
-            Self::Even
-        } else {
-            Self::Any
-        }
-    }
 }
 
 /// Plans a forward of `op` over `rows` rows that lie as `spacing` says.

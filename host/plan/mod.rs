@@ -14,9 +14,9 @@ mod routes;
 
 pub use backward::{BackwardPlan, LeafTable, backward, backward_by};
 pub use choice::Choice;
-pub use form::{BackwardForm, ForwardForm, Gradients, Rstd};
+pub use form::{BackwardForm, ForwardForm, Gradients, Rstd, Spacing};
 pub use forward::{ForwardPlan, forward, forward_by};
-pub use gated::{GatedBackwardPlan, GatedForwardPlan, Spacing, gated_backward, gated_forward};
+pub use gated::{GatedBackwardPlan, GatedForwardPlan, gated_backward, gated_forward};
 pub use kernels::{Views, gated_kernels, kernels, kernels_by};
 pub use routes::{MaxRows, Origin, Route, Routes, Window};
 

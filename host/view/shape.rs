@@ -72,6 +72,6 @@ pub(super) fn collapse(shape: &[u64], strides: &[i64]) -> Result<Leading> {
 }
 
 /// Whether a dimension of this stride goes on where `count` steps of `step` end.
-fn continues(stride: i64, count: u64, step: i64) -> bool {
+pub(crate) fn continues(stride: i64, count: u64, step: i64) -> bool {
     i128::from(stride) == i128::from(count) * i128::from(step)
 }

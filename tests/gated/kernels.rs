@@ -15,6 +15,12 @@ use std::collections::BTreeSet;
 const ORDERS: [GateOrder; 2] = [GateOrder::NormFirst, GateOrder::GateFirst];
 const WEIGHTS: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 
+/// Both orders with both kinds of rows.
+fn orders_and_kinds() -> impl Iterator<Item = (GateOrder, Kind)> {
+    let kinds = |order| [Kind::Rows, Kind::Special].map(|kind| (order, kind));
+    ORDERS.into_iter().flat_map(kinds)
+}
+
 /// A width for each program and for the edges between programs; odd tiles, ragged lanes.
 const WIDTHS: &[u64] = &[
     8, 56, 64, 72, 128, 136, 256, 264, 512, 520, 1024, 2056, 4096, 4104, 8192,
@@ -84,16 +90,14 @@ fn pairs_of_rows() {
     .into_iter()
     .enumerate()
     {
-        for order in ORDERS {
-            for kind in [Kind::Rows, Kind::Special] {
-                let shape = Shape {
-                    tokens,
-                    heads,
-                    groups,
-                    ..vary(Shape::plain(order, WEIGHTS[i % 2], 1, hidden), i)
-                };
-                Case::new(shape, kind, 9).check(&Sim::new().with_sm_count(1));
-            }
+        for (order, kind) in orders_and_kinds() {
+            let shape = Shape {
+                tokens,
+                heads,
+                groups,
+                ..vary(Shape::plain(order, WEIGHTS[i % 2], 1, hidden), i)
+            };
+            Case::new(shape, kind, 9).check(&Sim::new().with_sm_count(1));
         }
     }
 }
@@ -114,27 +118,24 @@ fn rows_at_one_distance() {
     .into_iter()
     .enumerate()
     {
-        for order in ORDERS {
-            for kind in [Kind::Rows, Kind::Special] {
-                let shape = Shape {
-                    tokens,
-                    heads,
-                    gaps: heads == 1,
-                    ..vary(Shape::plain(order, WEIGHTS[i % 2], 1, hidden), i)
-                };
-                let sim = Sim::new().with_sm_count(1);
-                let plan =
-                    shape
-                        .op()
-                        .forward_plan(tokens * heads, shape.spacing(), sim.properties());
-                let launch = plan.expect("a plan").launch.expect("rows");
-                let flat = matches!(
-                    launch.kernel.program,
-                    Program::GatedForwardFlat { lanes, .. } if u64::from(8 * lanes) == hidden
-                );
-                assert!(flat, "{shape:?}: {launch:?}");
-                Case::new(shape, kind, 10).check(&sim);
-            }
+        for (order, kind) in orders_and_kinds() {
+            let shape = Shape {
+                tokens,
+                heads,
+                gaps: heads == 1,
+                ..vary(Shape::plain(order, WEIGHTS[i % 2], 1, hidden), i)
+            };
+            let sim = Sim::new().with_sm_count(1);
+            let plan = shape
+                .op()
+                .forward_plan(tokens * heads, shape.spacing(), sim.properties());
+            let launch = plan.expect("a plan").launch.expect("rows");
+            let flat = matches!(
+                launch.kernel.program,
+                Program::GatedForwardFlat { lanes, .. } if u64::from(8 * lanes) == hidden
+            );
+            assert!(flat, "{shape:?}: {launch:?}");
+            Case::new(shape, kind, 10).check(&sim);
         }
     }
 }
