@@ -89,13 +89,15 @@ impl<L: Launcher> Backend for L {
         let statistics =
             statistics.map(|launch| (launch, bind::statistics(op, args, rows, &plan, &launch)));
         let main = main.map(|launch| (launch, bind::backward(op, args, rows, &plan, &launch)));
-        let reduce_params = bind::reduce(op, args, &plan);
+        let reduce = reduce.map(|launch| (launch, bind::reduce(op, args, &plan)));
         let bound = |launch, params| Bound { launch, params };
         let statistics = statistics
             .as_ref()
             .map(|(l, params)| bound(*l, params.pointer()));
         let main = main.as_ref().map(|(l, params)| bound(*l, params.pointer()));
-        let reduce = reduce.map(|launch| bound(launch, (&raw const reduce_params).cast()));
+        let reduce = reduce
+            .as_ref()
+            .map(|(l, params)| bound(*l, (&raw const *params).cast()));
         let mut launches = [statistics, main, reduce].into_iter().flatten();
         // SAFETY: the arguments were checked, and the plan keeps the kernels' contracts for them;
         // a launch reads of the workspace what one before it stores; the caller vouches for the

@@ -1,5 +1,6 @@
 //! Nanoseconds of a call on the host.
 
+use super::cpu::{self, Affinity};
 use super::report::Report;
 use crate::cli::error::Result;
 use crate::cli::output::Output;
@@ -17,6 +18,9 @@ pub const TARGET_NS: f64 = 3000.0;
 /// Calls in a row: fewer than a stream holds before it makes its caller wait.
 const BATCH: u32 = 64;
 const BATCHES: usize = 200;
+const WARM_UP: usize = 20;
+/// Batches of each call before another place is looked for: some milliseconds.
+const BATCHES_A_PLACE: usize = 10;
 
 /// Shapes whose calls are timed: short rows and few of them, so that the GPU keeps up; the last
 /// two backwards have a second launch.
@@ -76,30 +80,75 @@ impl Call {
     }
 }
 
-/// Times `call`; `wait` lets the device finish, uncounted.
-pub fn cost(
-    mut call: impl FnMut() -> cake_rmsnorm::Result<()>,
+/// Where calls are timed: on the CPU that is the least disturbed, which it finds again and again.
+pub struct Quiet {
+    /// Every CPU that this thread may run on.
+    cpus: Affinity,
+    null: Null,
+    probe: Call,
+}
+
+impl Quiet {
+    /// CPUs are compared by what a call takes them without a driver.
+    pub fn new() -> Result<Self> {
+        Ok(Self {
+            cpus: Affinity::of_this_thread(),
+            null: Null::new(DeviceProperties::H200),
+            probe: Call::imaginary(4096, 1, false)?,
+        })
+    }
+
+    /// Moves this thread to the CPU that is the least disturbed now.
+    pub fn find(&self) {
+        let calls = || {
+            for _ in 0..BATCH {
+                // SAFETY: the backend touches no memory.
+                let done = unsafe { self.null.backward(&self.probe.op, &self.probe.backward) };
+                debug_assert!(done.is_ok());
+            }
+        };
+        cpu::move_to_quietest(&self.cpus, calls);
+    }
+
+    /// Leaves it to the system again where this thread runs.
+    pub fn leave(&self) {
+        self.cpus.set();
+    }
+}
+
+/// Times calls by turns, a batch of one after a batch of another; `wait` lets the device finish,
+/// and `place` finds where to run from time to time, both uncounted.
+pub fn costs<const N: usize>(
+    calls: [&dyn Fn() -> cake_rmsnorm::Result<()>; N],
     wait: impl Fn() -> cake_rmsnorm::Result<()>,
-) -> Result<Cost> {
-    let mut samples = Vec::with_capacity(BATCHES);
-    for batch in 0..BATCHES + BATCHES / 10 {
-        wait()?;
-        let start = Instant::now();
-        for _ in 0..BATCH {
-            call()?;
+    place: impl Fn(),
+) -> Result<[Cost; N]> {
+    let mut samples = calls.map(|_| Vec::with_capacity(BATCHES));
+    for batch in 0..BATCHES + WARM_UP {
+        if batch % BATCHES_A_PLACE == 0 {
+            place();
         }
-        let ns = start.elapsed().as_secs_f64() * 1e9 / f64::from(BATCH);
-        if batch >= BATCHES / 10 {
-            samples.push(ns);
+        for (call, samples) in calls.iter().zip(&mut samples) {
+            wait()?;
+            let start = Instant::now();
+            for _ in 0..BATCH {
+                call()?;
+            }
+            let ns = start.elapsed().as_secs_f64() * 1e9 / f64::from(BATCH);
+            if batch >= WARM_UP {
+                samples.push(ns);
+            }
         }
     }
     wait()?;
-    samples.sort_by(f64::total_cmp);
     let rounded = |ns: f64| (ns * 10.0).round() / 10.0;
-    Ok(Cost {
-        ns: rounded(samples[BATCHES / 2]),
-        ns_p90: rounded(samples[BATCHES * 9 / 10]),
-    })
+    Ok(samples.map(|mut samples| {
+        samples.sort_by(f64::total_cmp);
+        Cost {
+            ns: rounded(samples[BATCHES / 2]),
+            ns_p90: rounded(samples[BATCHES * 9 / 10]),
+        }
+    }))
 }
 
 /// What is ours of a call: everything but the driver.
@@ -117,6 +166,7 @@ pub fn without_driver(
         backward: Cost,
     }
     let null = Null::new(properties);
+    let quiet = Quiet::new()?;
     for residual in [false, true] {
         for (hidden, rows) in SHAPES {
             let call = Call::imaginary(hidden, rows, residual)?;
@@ -124,12 +174,13 @@ pub fn without_driver(
             let forward = || unsafe { null.forward(&call.op, &call.forward) };
             // SAFETY: as above.
             let backward = || unsafe { null.backward(&call.op, &call.backward) };
+            let [forward, backward] = costs([&forward, &backward], || Ok(()), || quiet.find())?;
             let figures = Figures {
                 hidden,
                 rows,
                 residual,
-                forward: cost(forward, || Ok(()))?,
-                backward: cost(backward, || Ok(()))?,
+                forward,
+                backward,
             };
             let text = format!(
                 "H={hidden} T={rows} {}, without the driver: forward {:.0} ns, backward {:.0} ns",
@@ -140,5 +191,6 @@ pub fn without_driver(
             report.note(out, "calls", text, figures)?;
         }
     }
+    quiet.leave();
     Ok(())
 }

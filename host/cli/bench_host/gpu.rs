@@ -1,6 +1,6 @@
 //! Everything that needs a GPU.
 
-use super::calls::{self, Cost, SHAPES, TARGET_NS};
+use super::calls::{self, Cost, Quiet, SHAPES, TARGET_NS};
 use super::expected::inputs;
 use super::report::Report;
 use super::{Args, construction, streams};
@@ -35,22 +35,48 @@ pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
     report.finish(out)
 }
 
-/// Calls and their launches alone.
-fn calls(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<()> {
-    #[derive(Serialize)]
-    struct Figures {
-        hidden: u64,
-        rows: u64,
-        residual: bool,
-        pass: &'static str,
-        launches: usize,
-        /// The whole call.
-        call: Cost,
-        /// What the driver takes of it.
-        driver: Cost,
+/// What a call takes.
+#[derive(Serialize)]
+struct Figures {
+    hidden: u64,
+    rows: u64,
+    residual: bool,
+    pass: &'static str,
+    launches: usize,
+    /// The whole call, on the CPU that is the least disturbed.
+    call: Cost,
+    /// What the driver takes of it.
+    driver: Cost,
+    /// The whole call, wherever the system puts the thread.
+    anywhere: Cost,
+}
+
+impl Figures {
+    fn text(&self) -> String {
+        let form = if self.residual { "residual" } else { "plain" };
+        let launches = match self.launches {
+            1 => "launch",
+            _ => "two launches",
+        };
+        format!(
+            "H={} T={} {form} {}: {:.0} ns (p90 {:.0}), of which the driver's {launches} {:.0} ns \
+             (target {TARGET_NS} ns); on any CPU {:.0} ns",
+            self.hidden,
+            self.rows,
+            self.pass,
+            self.call.ns,
+            self.call.ns_p90,
+            self.driver.ns,
+            self.anywhere.ns,
+        )
     }
+}
+
+/// Calls, and their launches alone.
+fn calls(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<()> {
     let cuda = device.cuda();
     let wait = || cuda.synchronize();
+    let quiet = Quiet::new()?;
     for residual in [false, true] {
         for (hidden, rows) in SHAPES {
             let op = RmsNorm::new(hidden, Dtype::F32, 1e-6)?;
@@ -65,33 +91,20 @@ fn calls(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<(
             let backward_launches = launched.take();
 
             // SAFETY: the arguments are those of live buffers of this device, which nobody else
-            // uses; `cost` waits for the work.
+            // uses; `costs` waits for the work.
             let forward = || unsafe { cuda.forward(&op, &forward) };
             // SAFETY: as above.
             let backward = || unsafe { cuda.backward(&op, &backward) };
-            let forward = calls::cost(forward, wait)?;
-            let backward = calls::cost(backward, wait)?;
-            let passes = [
-                ("forward", forward, forward_launches),
-                ("backward", backward, backward_launches),
+            let passes: [(_, &dyn Fn() -> _, _); 2] = [
+                ("forward", &forward, forward_launches),
+                ("backward", &backward, backward_launches),
             ];
             for (pass, call, launches) in passes {
                 let bound: Vec<Bound> = launches.iter().map(Parameters::bound).collect();
                 // SAFETY: the same launches with the same parameters as above.
-                let driver = calls::cost(|| unsafe { cuda.launch(&bound) }, wait)?;
-                let text = format!(
-                    "H={hidden} T={rows} {} {pass}: {:.0} ns (p90 {:.0}), of which the driver's {} \
-                     {:.0} ns (target {TARGET_NS} ns)",
-                    if residual { "residual" } else { "plain" },
-                    call.ns,
-                    call.ns_p90,
-                    if bound.len() == 1 {
-                        "launch"
-                    } else {
-                        "two launches"
-                    },
-                    driver.ns,
-                );
+                let driver = || unsafe { cuda.launch(&bound) };
+                let [anywhere] = calls::costs([call], wait, || quiet.leave())?;
+                let [call, driver] = calls::costs([call, &driver], wait, || quiet.find())?;
                 let figures = Figures {
                     hidden,
                     rows,
@@ -100,11 +113,13 @@ fn calls(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<(
                     launches: bound.len(),
                     call,
                     driver,
+                    anywhere,
                 };
-                report.target(out, "calls", call.ns < TARGET_NS, text, figures)?;
+                report.target(out, "calls", call.ns < TARGET_NS, figures.text(), figures)?;
             }
         }
     }
+    quiet.leave();
     Ok(())
 }
 

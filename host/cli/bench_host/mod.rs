@@ -4,6 +4,7 @@
 mod calls;
 #[cfg(feature = "cuda")]
 mod construction;
+mod cpu;
 pub mod expected;
 #[cfg(feature = "cuda")]
 mod gpu;
