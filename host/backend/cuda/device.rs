@@ -1,7 +1,7 @@
 //! A GPU: its primary context, its properties, and the kernels loaded into it.
 
 use super::driver::{self, check};
-use crate::backend::driver::{Handle, KernelAttributes, Kernels};
+use crate::backend::driver::{KernelAttributes, Kernels};
 use crate::error::{Error, Result};
 use crate::plan::DeviceProperties;
 use cake_rmsnorm_kernels::contract::Kernel;
@@ -168,9 +168,9 @@ impl Device {
         self.0.kernels.attributes(kernel)
     }
 
-    /// The function of a kernel.
-    pub(super) fn function(&self, kernel: &'static Kernel) -> Result<Handle> {
-        self.0.kernels.function(kernel)
+    /// The kernels that are loaded.
+    pub(super) fn kernels(&self) -> &Kernels {
+        &self.0.kernels
     }
 }
 

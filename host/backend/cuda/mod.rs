@@ -15,7 +15,7 @@ pub use buffer::DeviceBuffer;
 pub use device::Device;
 pub use graph::{Event, Graph};
 
-use super::driver::Configuration;
+use super::driver::{Chains, Queue};
 use super::launcher::{Bound, Launcher};
 use crate::error::Result;
 use crate::plan::{DeviceProperties, Routes};
@@ -34,6 +34,7 @@ pub struct Cuda {
     _owned: Option<Arc<OwnedStream>>,
     properties: DeviceProperties,
     routes: Option<Arc<Routes>>,
+    graphs: Option<Arc<Graphs>>,
 }
 
 // SAFETY: streams may be used from any thread; every call makes the context current.
@@ -52,6 +53,7 @@ impl Cuda {
             _owned: None,
             properties,
             routes: None,
+            graphs: None,
         }
     }
 
@@ -99,6 +101,26 @@ impl Cuda {
         }
     }
 
+    /// Launches calls by way of CUDA graphs, which this object and its clones keep: less work for
+    /// the host, above all for a call of two kernels, and the kernel of a call on an idle stream
+    /// starts earlier. On a stream that is busy, a kernel no longer starts while the last one of
+    /// the call before it drains. [Measured](https://github.com/cake-rmsnorm/cake-rmsnorm/blob/main/docs/performance.md).
+    ///
+    /// From the first [`Backend::prepare`](super::Backend::prepare) of this object or a clone on;
+    /// in a capture, or while another thread launches by the same graphs, calls launch their
+    /// kernels themselves, as they do with drivers before CUDA 12.
+    #[must_use]
+    pub fn with_graph_launches(self) -> Self {
+        let graphs = Graphs {
+            device: self.device.clone(),
+            chains: Chains::default(),
+        };
+        Self {
+            graphs: Some(Arc::new(graphs)),
+            ..self
+        }
+    }
+
     /// The GPU.
     #[must_use]
     pub fn device(&self) -> &Device {
@@ -142,6 +164,13 @@ impl Cuda {
     }
 }
 
+impl Cuda {
+    /// Whether the GPU starts kernels while those before them drain.
+    fn dependents(&self) -> bool {
+        self.properties.compute_capability.0 >= 9
+    }
+}
+
 impl Launcher for Cuda {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
@@ -152,29 +181,45 @@ impl Launcher for Cuda {
     }
 
     fn load(&self, kernels: &[&'static Kernel]) -> Result<()> {
-        self.device.load(kernels)
+        self.device.load(kernels)?;
+        let Some(graphs) = &self.graphs else {
+            return Ok(());
+        };
+        let driver = driver::functions()?;
+        let (loaded, dependents) = (self.device.kernels(), self.dependents());
+        // SAFETY: the kernels' context is current.
+        self.device
+            .with_context(|| unsafe { graphs.chains.make(driver, loaded, kernels, dependents) })
     }
 
     unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
-        // Nothing is enqueued unless everything can be.
-        for Bound { launch, .. } in launches {
-            self.device.function(launch.kernel)?;
-        }
-        let driver = driver::functions()?;
-        self.device.with_context(|| {
-            for Bound { launch, params } in launches {
-                let function = self.device.function(launch.kernel)?;
-                let configuration = Configuration {
-                    grid: launch.grid,
-                    block: launch.block,
-                    shared_bytes: launch.shared_bytes,
-                    stream: self.stream.cast(),
-                    dependent: launch.dependent && self.properties.compute_capability.0 >= 9,
-                };
-                // SAFETY: the caller's obligations; the function belongs to the context.
-                unsafe { driver.launch(function, &configuration, *params)? };
-            }
+        let queue = Queue {
+            driver: driver::functions()?,
+            kernels: self.device.kernels(),
+            stream: self.stream.cast(),
+            dependents: self.dependents(),
+            chains: self.graphs.as_deref().map(|graphs| &graphs.chains),
+        };
+        // SAFETY: the caller's obligations; the device's context is current.
+        self.device
+            .with_context(|| unsafe { queue.launch(launches) })
+    }
+}
+
+/// The graphs that calls of one stream are launched by.
+#[derive(Debug)]
+struct Graphs {
+    device: Device,
+    chains: Chains,
+}
+
+impl Drop for Graphs {
+    fn drop(&mut self) {
+        let (device, chains) = (&self.device, &mut self.chains);
+        let _ = device.with_context(|| {
+            // SAFETY: made in this context, which is current.
+            unsafe { chains.destroy(driver::functions()?) };
             Ok(())
-        })
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! A context of `cudarc`, and the kernels loaded into it.
 
 use super::check;
-use crate::backend::driver::{Functions, Handle, KernelAttributes, Kernels};
+use crate::backend::driver::{Functions, KernelAttributes, Kernels};
 use crate::error::{Error, Result};
 use crate::plan::DeviceProperties;
 use ::cudarc::driver::{CudaContext, sys};
@@ -87,9 +87,9 @@ impl Device {
         self.0.kernels.attributes(kernel)
     }
 
-    /// The function of a kernel.
-    pub(super) fn function(&self, kernel: &'static Kernel) -> Result<Handle> {
-        self.0.kernels.function(kernel)
+    /// The kernels that are loaded.
+    pub(super) fn kernels(&self) -> &Kernels {
+        &self.0.kernels
     }
 }
 

@@ -14,7 +14,7 @@ pub use gated::{GatedBackward, GatedForward};
 pub use rows::{Backward, Forward};
 pub use tensor::{Tensor, Weight};
 
-use super::driver::{self, Configuration};
+use super::driver::{self, Chains, Queue};
 use super::launcher::{Bound, Launcher};
 use crate::error::Result;
 use crate::plan::{DeviceProperties, Routes};
@@ -58,6 +58,7 @@ pub struct Cudarc {
     stream: Arc<CudaStream>,
     properties: DeviceProperties,
     routes: Option<Arc<Routes>>,
+    graphs: Option<Arc<Graphs>>,
 }
 
 impl Cudarc {
@@ -72,6 +73,7 @@ impl Cudarc {
             device,
             stream: stream.clone(),
             routes: None,
+            graphs: None,
         })
     }
 
@@ -93,6 +95,26 @@ impl Cudarc {
         }
     }
 
+    /// Launches calls by way of CUDA graphs, which this object and its clones keep: less work for
+    /// the host, above all for a call of two kernels, and the kernel of a call on an idle stream
+    /// starts earlier. On a stream that is busy, a kernel no longer starts while the last one of
+    /// the call before it drains. [Measured](https://github.com/cake-rmsnorm/cake-rmsnorm/blob/main/docs/performance.md).
+    ///
+    /// From the first [`Backend::prepare`](super::Backend::prepare) of this object or a clone on;
+    /// in a capture, or while another thread launches by the same graphs, calls launch their
+    /// kernels themselves, as they do with drivers before CUDA 12.
+    #[must_use]
+    pub fn with_graph_launches(self) -> Self {
+        let graphs = Graphs {
+            device: self.device.clone(),
+            chains: Chains::default(),
+        };
+        Self {
+            graphs: Some(Arc::new(graphs)),
+            ..self
+        }
+    }
+
     /// The GPU.
     #[must_use]
     pub fn device(&self) -> &Device {
@@ -106,6 +128,17 @@ impl Cudarc {
     }
 }
 
+impl Cudarc {
+    /// Whether the GPU starts kernels while those before them drain.
+    fn dependents(&self) -> bool {
+        self.properties.compute_capability.0 >= 9
+    }
+
+    fn make_current(&self) -> Result<()> {
+        check("cuCtxSetCurrent", self.device.context().bind_to_thread())
+    }
+}
+
 impl Launcher for Cudarc {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
@@ -116,31 +149,46 @@ impl Launcher for Cudarc {
     }
 
     fn load(&self, kernels: &[&'static Kernel]) -> Result<()> {
-        self.device.load(kernels)
+        self.device.load(kernels)?;
+        let Some(graphs) = &self.graphs else {
+            return Ok(());
+        };
+        let driver = device::functions()?;
+        self.make_current()?;
+        let (loaded, dependents) = (self.device.kernels(), self.dependents());
+        // SAFETY: the kernels' context is current.
+        unsafe { graphs.chains.make(driver, loaded, kernels, dependents) }
     }
 
     unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
-        // Nothing is enqueued unless everything can be.
-        for Bound { launch, .. } in launches {
-            self.device.function(launch.kernel)?;
+        let queue = Queue {
+            driver: device::functions()?,
+            kernels: self.device.kernels(),
+            stream: self.stream.cu_stream().cast(),
+            dependents: self.dependents(),
+            chains: self.graphs.as_deref().map(|graphs| &graphs.chains),
+        };
+        self.make_current()?;
+        // SAFETY: the caller's obligations; the stream's context is current.
+        unsafe { queue.launch(launches) }
+    }
+}
+
+/// The graphs that calls of one stream are launched by.
+#[derive(Debug)]
+struct Graphs {
+    device: Device,
+    chains: Chains,
+}
+
+impl Drop for Graphs {
+    fn drop(&mut self) {
+        if let Ok(driver) = device::functions()
+            && self.device.context().bind_to_thread().is_ok()
+        {
+            // SAFETY: made in this context, which is current.
+            unsafe { self.chains.destroy(driver) };
         }
-        let driver = device::functions()?;
-        let bound = self.device.context().bind_to_thread();
-        check("cuCtxSetCurrent", bound)?;
-        for Bound { launch, params } in launches {
-            let function = self.device.function(launch.kernel)?;
-            let configuration = Configuration {
-                grid: launch.grid,
-                block: launch.block,
-                shared_bytes: launch.shared_bytes,
-                stream: self.stream.cu_stream().cast(),
-                dependent: launch.dependent && self.properties.compute_capability.0 >= 9,
-            };
-            // SAFETY: the caller's obligations; the function belongs to the context, which is
-            // current.
-            unsafe { driver.launch(function, &configuration, *params)? };
-        }
-        Ok(())
     }
 }
 

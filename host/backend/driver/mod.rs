@@ -1,14 +1,18 @@
 //! The CUDA driver's functions that load and launch kernels, by name: the backends on `cust` and
 //! on `cudarc` differ in how they find them, and in whose contexts and streams they use.
 
+mod chains;
 mod kernels;
 #[cfg(test)]
 mod tests;
 
+pub(super) use chains::Chains;
 pub use kernels::KernelAttributes;
 pub(super) use kernels::Kernels;
 
+use super::launcher::Bound;
 use crate::error::{Error, Result};
+use chains::GraphFunctions;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// `CUmodule`, `CUfunction`, `CUstream`: pointers to what only the driver knows.
@@ -109,6 +113,8 @@ pub(super) struct Functions {
     launch_kernel: LaunchKernel,
     /// CUDA 12.0 and newer.
     launch_kernel_ex: Option<LaunchKernelEx>,
+    /// CUDA 12.0 and newer.
+    graphs: Option<GraphFunctions>,
     get_error_name: GetErrorName,
     driver_get_version: DriverGetVersion,
 }
@@ -121,6 +127,7 @@ macro_rules! typed {
         unsafe { std::mem::transmute::<*mut c_void, $type>($pointer) }
     };
 }
+use typed;
 
 impl Functions {
     /// Looks the functions up. `find` is given a name and the first CUDA version whose function of
@@ -160,6 +167,8 @@ impl Functions {
             launch_kernel: typed!(needed(c"cuLaunchKernel")?, LaunchKernel),
             launch_kernel_ex: newer(c"cuLaunchKernelEx", 12_000)
                 .map(|found| typed!(found, LaunchKernelEx)),
+            // SAFETY: the caller's obligation.
+            graphs: unsafe { GraphFunctions::new(&find) },
             get_error_name: typed!(needed(c"cuGetErrorName")?, GetErrorName),
             driver_get_version: typed!(needed(c"cuDriverGetVersion")?, DriverGetVersion),
         })
@@ -215,7 +224,7 @@ impl Functions {
     /// # Safety
     /// - `parameters` points to the function's only parameter; the context of `function` and of
     ///   the stream is current; the launch keeps the kernel's contract.
-    pub unsafe fn launch(
+    unsafe fn launch(
         &self,
         function: Handle,
         configuration: &Configuration,
@@ -295,8 +304,60 @@ pub(super) fn failure(
     }
 }
 
+/// A stream with what calls there are launched by.
+pub(super) struct Queue<'a> {
+    pub driver: &'a Functions,
+    /// Of the stream's context.
+    pub kernels: &'a Kernels,
+    pub stream: Handle,
+    /// Whether the GPU starts kernels while those before them drain.
+    pub dependents: bool,
+    /// Of this stream, where calls are to go that way.
+    pub chains: Option<&'a Chains>,
+}
+
+impl Queue<'_> {
+    /// Launches a call's kernels.
+    ///
+    /// # Errors
+    /// - [`Error::NotPrepared`], before anything is enqueued; [`Error::Cuda`].
+    ///
+    /// # Safety
+    /// - The stream's context is current.
+    /// - As [`super::launcher::Launcher::launch`].
+    pub unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
+        // Nothing is enqueued unless everything can be.
+        for Bound { launch, .. } in launches {
+            self.kernels.function(launch.kernel)?;
+        }
+        if let Some(chains) = self.chains {
+            // SAFETY: the caller's obligations; the kernels are loaded.
+            if let Some(launched) = unsafe { chains.launch(self, launches) } {
+                return launched;
+            }
+        }
+        for bound in launches {
+            let function = self.kernels.function(bound.launch.kernel)?;
+            let configuration = self.configuration(bound);
+            // SAFETY: the caller's obligations; the function belongs to the context.
+            unsafe { self.driver.launch(function, &configuration, bound.params)? };
+        }
+        Ok(())
+    }
+
+    fn configuration(&self, Bound { launch, .. }: &Bound) -> Configuration {
+        Configuration {
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            stream: self.stream,
+            dependent: launch.dependent && self.dependents,
+        }
+    }
+}
+
 /// Where and how a kernel runs.
-pub(super) struct Configuration {
+struct Configuration {
     pub grid: u32,
     pub block: u32,
     pub shared_bytes: u32,

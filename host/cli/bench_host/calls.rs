@@ -9,14 +9,14 @@ use cake_rmsnorm::backend::null::Null;
 use cake_rmsnorm::plan::DeviceProperties;
 use cake_rmsnorm::{BackwardArgs, Dtype, ForwardArgs, RmsNorm, RowsView, VectorView, Workspace};
 use serde::Serialize;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A call on the host may take this long, the driver's launch included.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub const TARGET_NS: f64 = 3000.0;
 
 /// Calls in a row: fewer than a stream holds before it makes its caller wait.
-const BATCH: u32 = 64;
+pub const BATCH: u32 = 64;
 const BATCHES: usize = 200;
 const WARM_UP: usize = 20;
 /// Batches of each call before another place is looked for: some milliseconds.
@@ -40,6 +40,14 @@ pub struct Cost {
     pub ns: f64,
     /// A tenth of the batches is above.
     pub ns_p90: f64,
+    /// Median of the same until the device is done.
+    pub done_ns: f64,
+}
+
+/// Median, and nine tenths.
+fn quantiles(mut samples: Vec<f64>) -> [f64; 2] {
+    samples.sort_by(f64::total_cmp);
+    [samples.len() / 2, samples.len() * 9 / 10].map(|at| (samples[at] * 10.0).round() / 10.0)
 }
 
 impl Call {
@@ -116,37 +124,40 @@ impl Quiet {
     }
 }
 
-/// Times calls by turns, a batch of one after a batch of another; `wait` lets the device finish,
-/// and `place` finds where to run from time to time, both uncounted.
+/// Times calls by turns, `batch` of one after as many of another; `wait` lets the device finish, and
+/// `place` finds where to run from time to time.
 pub fn costs<const N: usize>(
     calls: [&dyn Fn() -> cake_rmsnorm::Result<()>; N],
+    batch: u32,
     wait: impl Fn() -> cake_rmsnorm::Result<()>,
     place: impl Fn(),
 ) -> Result<[Cost; N]> {
-    let mut samples = calls.map(|_| Vec::with_capacity(BATCHES));
-    for batch in 0..BATCHES + WARM_UP {
-        if batch % BATCHES_A_PLACE == 0 {
+    let mut samples = calls.map(|_| (Vec::new(), Vec::new()));
+    for round in 0..BATCHES + WARM_UP {
+        if round % BATCHES_A_PLACE == 0 {
             place();
         }
-        for (call, samples) in calls.iter().zip(&mut samples) {
-            wait()?;
+        for (call, (enqueued, done)) in calls.iter().zip(&mut samples) {
             let start = Instant::now();
-            for _ in 0..BATCH {
+            for _ in 0..batch {
                 call()?;
             }
-            let ns = start.elapsed().as_secs_f64() * 1e9 / f64::from(BATCH);
-            if batch >= WARM_UP {
-                samples.push(ns);
+            let calls_took = start.elapsed();
+            wait()?;
+            let all_took = start.elapsed();
+            if round >= WARM_UP {
+                let ns = |took: Duration| took.as_secs_f64() * 1e9 / f64::from(batch);
+                enqueued.push(ns(calls_took));
+                done.push(ns(all_took));
             }
         }
     }
-    wait()?;
-    let rounded = |ns: f64| (ns * 10.0).round() / 10.0;
-    Ok(samples.map(|mut samples| {
-        samples.sort_by(f64::total_cmp);
+    Ok(samples.map(|(enqueued, done)| {
+        let ([ns, ns_p90], [done_ns, _]) = (quantiles(enqueued), quantiles(done));
         Cost {
-            ns: rounded(samples[BATCHES / 2]),
-            ns_p90: rounded(samples[BATCHES * 9 / 10]),
+            ns,
+            ns_p90,
+            done_ns,
         }
     }))
 }
@@ -174,7 +185,8 @@ pub fn without_driver(
             let forward = || unsafe { null.forward(&call.op, &call.forward) };
             // SAFETY: as above.
             let backward = || unsafe { null.backward(&call.op, &call.backward) };
-            let [forward, backward] = costs([&forward, &backward], || Ok(()), || quiet.find())?;
+            let [forward, backward] =
+                costs([&forward, &backward], BATCH, || Ok(()), || quiet.find())?;
             let figures = Figures {
                 hidden,
                 rows,

@@ -1,6 +1,6 @@
 //! Everything that needs a GPU.
 
-use super::calls::{self, Cost, Quiet, SHAPES, TARGET_NS};
+use super::calls::{self, BATCH, Cost, Quiet, SHAPES, TARGET_NS};
 use super::expected::inputs;
 use super::report::Report;
 use super::{Args, construction, streams};
@@ -9,8 +9,9 @@ use crate::cli::device::cuda::CudaDevice;
 use crate::cli::device::{Device, Planning};
 use crate::cli::error::Result;
 use crate::cli::output::Output;
+use cake_rmsnorm::backend::cuda::Cuda;
 use cake_rmsnorm::backend::{Backend, Bound, Launcher};
-use cake_rmsnorm::plan::{DeviceProperties, Launch};
+use cake_rmsnorm::plan::{DeviceProperties, Launch, Views};
 use cake_rmsnorm::{Dtype, RmsNorm};
 use serde::Serialize;
 use std::cell::RefCell;
@@ -47,6 +48,10 @@ struct Figures {
     call: Cost,
     /// What the driver takes of it.
     driver: Cost,
+    /// The whole call by way of a graph.
+    graph: Cost,
+    /// A call on an idle stream until it is done, and the same by way of a graph, in nanoseconds.
+    alone: [f64; 2],
     /// The whole call, wherever the system puts the thread.
     anywhere: Cost,
 }
@@ -60,7 +65,8 @@ impl Figures {
         };
         format!(
             "H={} T={} {form} {}: {:.0} ns (p90 {:.0}), of which the driver's {launches} {:.0} ns \
-             (target {TARGET_NS} ns); on any CPU {:.0} ns",
+             (target {TARGET_NS} ns); on any CPU {:.0} ns; by a graph \
+             {:.0} ns (p90 {:.0}); done after {:.0} and {:.0} ns, one of many {:.0} and {:.0} ns",
             self.hidden,
             self.rows,
             self.pass,
@@ -68,6 +74,12 @@ impl Figures {
             self.call.ns_p90,
             self.driver.ns,
             self.anywhere.ns,
+            self.graph.ns,
+            self.graph.ns_p90,
+            self.alone[0],
+            self.alone[1],
+            self.call.done_ns,
+            self.graph.done_ns,
         )
     }
 }
@@ -76,6 +88,7 @@ impl Figures {
 fn calls(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<()> {
     let cuda = device.cuda();
     let wait = || cuda.synchronize();
+    let graphs = cuda.clone().with_graph_launches();
     let quiet = Quiet::new()?;
     for residual in [false, true] {
         for (hidden, rows) in SHAPES {
@@ -90,21 +103,28 @@ fn calls(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<(
             unsafe { launched.backward(&op, &backward)? };
             let backward_launches = launched.take();
 
+            graphs.prepare(&op, residual, Views::Ordinary)?;
             // SAFETY: the arguments are those of live buffers of this device, which nobody else
             // uses; `costs` waits for the work.
-            let forward = || unsafe { cuda.forward(&op, &forward) };
+            let forward = |by: &Cuda| unsafe { by.forward(&op, &forward) };
             // SAFETY: as above.
-            let backward = || unsafe { cuda.backward(&op, &backward) };
-            let passes: [(_, &dyn Fn() -> _, _); 2] = [
+            let backward = |by: &Cuda| unsafe { by.backward(&op, &backward) };
+            type Call<'a> = &'a dyn Fn(&Cuda) -> cake_rmsnorm::Result<()>;
+            let passes: [(_, Call, _); 2] = [
                 ("forward", &forward, forward_launches),
                 ("backward", &backward, backward_launches),
             ];
             for (pass, call, launches) in passes {
+                let graph = || call(&graphs);
+                let call = || call(cuda);
                 let bound: Vec<Bound> = launches.iter().map(Parameters::bound).collect();
                 // SAFETY: the same launches with the same parameters as above.
                 let driver = || unsafe { cuda.launch(&bound) };
-                let [anywhere] = calls::costs([call], wait, || quiet.leave())?;
-                let [call, driver] = calls::costs([call, &driver], wait, || quiet.find())?;
+                let [anywhere] = calls::costs([&call], BATCH, wait, || quiet.leave())?;
+                let calls: [&dyn Fn() -> _; 3] = [&call, &driver, &graph];
+                let [call, driver, graph] = calls::costs(calls, BATCH, wait, || quiet.find())?;
+                let alone = calls::costs([calls[0], calls[2]], 1, wait, || quiet.find())?;
+                let alone = alone.map(|cost| cost.done_ns);
                 let figures = Figures {
                     hidden,
                     rows,
@@ -113,6 +133,8 @@ fn calls(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<(
                     launches: bound.len(),
                     call,
                     driver,
+                    graph,
+                    alone,
                     anywhere,
                 };
                 report.target(out, "calls", call.ns < TARGET_NS, figures.text(), figures)?;

@@ -1,0 +1,359 @@
+//! Calls as launches of graphs that stay: for the host, to give a graph's nodes their kernels and
+//! parameters and to launch it is less work than to launch the kernels.
+
+use super::{Configuration, Functions, Handle, Kernels, Queue, Status, typed};
+use crate::backend::launcher::Bound;
+use crate::error::Result;
+use cake_rmsnorm_kernels::contract::{Kernel, Program};
+use rustc_hash::FxHashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+/// Kernels of the longest chain. The calls that have more are few: backwards without rstd.
+const LONGEST: usize = 2;
+
+/// `CUDA_KERNEL_NODE_PARAMS` of CUDA 12.
+#[repr(C)]
+struct KernelNodeParams {
+    function: Handle,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+    kernel: Handle,
+    context: Handle,
+}
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
+const THREAD_LOCAL: c_uint = 1;
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+const NOT_CAPTURING: c_uint = 0;
+
+type StreamCreate = unsafe extern "C" fn(*mut Handle, c_uint) -> Status;
+type StreamDestroy = unsafe extern "C" fn(Handle) -> Status;
+type StreamBeginCapture = unsafe extern "C" fn(Handle, c_uint) -> Status;
+type StreamEndCapture = unsafe extern "C" fn(Handle, *mut Handle) -> Status;
+type StreamIsCapturing = unsafe extern "C" fn(Handle, *mut c_uint) -> Status;
+type GraphGetNodes = unsafe extern "C" fn(Handle, *mut Handle, *mut usize) -> Status;
+type GraphKernelNodeGetParams = unsafe extern "C" fn(Handle, *mut KernelNodeParams) -> Status;
+type GraphInstantiate = unsafe extern "C" fn(*mut Handle, Handle, u64) -> Status;
+type GraphExecKernelNodeSetParams =
+    unsafe extern "C" fn(Handle, Handle, *const KernelNodeParams) -> Status;
+type GraphLaunch = unsafe extern "C" fn(Handle, Handle) -> Status;
+type GraphDestroy = unsafe extern "C" fn(Handle) -> Status;
+
+/// The driver's functions for graphs, of CUDA 12.0 and newer.
+#[derive(Debug)]
+pub(super) struct GraphFunctions {
+    stream_create: StreamCreate,
+    stream_destroy: StreamDestroy,
+    begin_capture: StreamBeginCapture,
+    end_capture: StreamEndCapture,
+    is_capturing: StreamIsCapturing,
+    get_nodes: GraphGetNodes,
+    get_params: GraphKernelNodeGetParams,
+    instantiate: GraphInstantiate,
+    set_params: GraphExecKernelNodeSetParams,
+    launch: GraphLaunch,
+    destroy: GraphDestroy,
+    destroy_executable: GraphDestroy,
+}
+
+impl GraphFunctions {
+    /// As [`Functions::new`]; `None` where one is missing.
+    ///
+    /// # Safety
+    /// - What `find` answers is the driver's function of that name, or null.
+    pub unsafe fn new(find: impl Fn(&'static CStr, c_int) -> *mut c_void) -> Option<Self> {
+        let find = |name| Some(find(name, 12_000)).filter(|found| !found.is_null());
+        Some(Self {
+            stream_create: typed!(find(c"cuStreamCreate")?, StreamCreate),
+            stream_destroy: typed!(find(c"cuStreamDestroy")?, StreamDestroy),
+            begin_capture: typed!(find(c"cuStreamBeginCapture")?, StreamBeginCapture),
+            end_capture: typed!(find(c"cuStreamEndCapture")?, StreamEndCapture),
+            is_capturing: typed!(find(c"cuStreamIsCapturing")?, StreamIsCapturing),
+            get_nodes: typed!(find(c"cuGraphGetNodes")?, GraphGetNodes),
+            get_params: typed!(
+                find(c"cuGraphKernelNodeGetParams")?,
+                GraphKernelNodeGetParams
+            ),
+            instantiate: typed!(find(c"cuGraphInstantiateWithFlags")?, GraphInstantiate),
+            set_params: typed!(
+                find(c"cuGraphExecKernelNodeSetParams")?,
+                GraphExecKernelNodeSetParams
+            ),
+            launch: typed!(find(c"cuGraphLaunch")?, GraphLaunch),
+            destroy: typed!(find(c"cuGraphDestroy")?, GraphDestroy),
+            destroy_executable: typed!(find(c"cuGraphExecDestroy")?, GraphDestroy),
+        })
+    }
+}
+
+/// A graph of kernels, one after the other.
+#[derive(Debug)]
+struct Chain {
+    /// While it is there, the executable graph's nodes can be given parameters.
+    graph: Handle,
+    executable: Handle,
+    /// In the order in which they run.
+    nodes: Vec<Handle>,
+}
+
+/// Two kernels of a call, or one and null: what tells chains apart.
+type Key = [*const Kernel; LONGEST];
+
+/// The chains of a stream, by their kernels: to give a node another kernel would cost as much as
+/// launching that kernel does. A chain's launches follow one another, so streams do not share them.
+#[derive(Debug, Default)]
+pub(in crate::backend) struct Chains(Mutex<FxHashMap<Key, Chain>>);
+
+// SAFETY: the handles may be used from any thread that makes their context current, one at a time;
+// the kernels are static.
+unsafe impl Send for Chains {}
+// SAFETY: as above; the mutex lets one at a time.
+unsafe impl Sync for Chains {}
+
+impl Chains {
+    /// Makes the chains of loaded kernels that are not there yet; none if the driver cannot.
+    ///
+    /// # Errors
+    /// - [`crate::Error::Cuda`].
+    ///
+    /// # Safety
+    /// - The context that the kernels are loaded in is current.
+    pub unsafe fn make(
+        &self,
+        driver: &Functions,
+        loaded: &Kernels,
+        kernels: &[&'static Kernel],
+        dependents: bool,
+    ) -> Result<()> {
+        let Some(graphs) = &driver.graphs else {
+            return Ok(());
+        };
+        let mut chains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let maker = Maker {
+            driver,
+            graphs,
+            loaded,
+            dependents,
+        };
+        for kernel in kernels {
+            let reduces = kernels.iter().filter(|reduce| may_follow(reduce, kernel));
+            for next in std::iter::once(None).chain(reduces.map(Some)) {
+                let links: Vec<&'static Kernel> = [Some(kernel), next]
+                    .into_iter()
+                    .flatten()
+                    .copied()
+                    .collect();
+                if let Entry::Vacant(place) = chains.entry(key(links.iter().copied())) {
+                    // SAFETY: the caller's obligation.
+                    place.insert(unsafe { maker.chain(&links)? });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Launches a call's kernels as one graph, if that can be: not in a capture, nor while another
+    /// thread is at it, nor more kernels than chains have. `None`: nothing was enqueued.
+    ///
+    /// # Safety
+    /// - As [`Queue::launch`]; the kernels are loaded.
+    pub unsafe fn launch(&self, queue: &Queue, launches: &[Bound]) -> Option<Result<()>> {
+        let driver = queue.driver;
+        let graphs = driver.graphs.as_ref()?;
+        if launches.len() > LONGEST {
+            return None;
+        }
+        let chains = self.0.try_lock().ok()?;
+        let chain = chains.get(&key(launches.iter().map(|bound| bound.launch.kernel)))?;
+        if !graphs.is_not_capturing(queue.stream) {
+            return None;
+        }
+        for (i, (bound, node)) in launches.iter().zip(&chain.nodes).enumerate() {
+            let configuration = queue.configuration(bound);
+            // The chain would not have its kernel wait for the one before it.
+            if i > 0 && queue.dependents && !configuration.dependent {
+                return None;
+            }
+            let mut arguments = [bound.params.cast_mut().cast::<c_void>()];
+            let params = KernelNodeParams {
+                function: queue.kernels.function(bound.launch.kernel).ok()?,
+                grid: [configuration.grid, 1, 1],
+                block: [configuration.block, 1, 1],
+                shared_bytes: configuration.shared_bytes,
+                parameters: arguments.as_mut_ptr(),
+                extra: ptr::null_mut(),
+                kernel: ptr::null_mut(),
+                context: ptr::null_mut(),
+            };
+            // SAFETY: a node of that graph, with this kernel; the driver copies the parameters, and
+            // launches that still run keep theirs.
+            let set = unsafe { (graphs.set_params)(chain.executable, *node, &raw const params) };
+            if let Err(error) = driver.check("cuGraphExecKernelNodeSetParams", set) {
+                return Some(Err(error));
+            }
+        }
+        // SAFETY: every node has its parameters; the caller's obligations.
+        let launched = unsafe { (graphs.launch)(chain.executable, queue.stream) };
+        Some(driver.check("cuGraphLaunch", launched))
+    }
+
+    /// Destroys the chains.
+    ///
+    /// # Safety
+    /// - Their context is current.
+    pub unsafe fn destroy(&mut self, driver: &Functions) {
+        let Some(graphs) = &driver.graphs else {
+            return;
+        };
+        let chains = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (_, chain) in chains.drain() {
+            // SAFETY: nobody launches it any more; the driver keeps what still runs. An error
+            // leaves nothing to do.
+            unsafe {
+                let _ = (graphs.destroy_executable)(chain.executable);
+                let _ = (graphs.destroy)(chain.graph);
+            }
+        }
+    }
+}
+
+/// Whether calls have the one kernel after the other.
+fn may_follow(reduce: &Kernel, kernel: &Kernel) -> bool {
+    let leaves_nodes = matches!(
+        kernel.program,
+        Program::BackwardWarp { .. }
+            | Program::BackwardBlock { .. }
+            | Program::BackwardWide
+            | Program::GeneralBackward
+            | Program::GatedBackwardWarp { .. }
+            | Program::GatedBackwardPairs { .. }
+            | Program::GatedBackwardBlock { .. }
+    );
+    reduce.program == Program::Reduce && leaves_nodes
+}
+
+fn key(kernels: impl Iterator<Item = &'static Kernel>) -> Key {
+    let mut key = [ptr::null(); LONGEST];
+    for (place, kernel) in key.iter_mut().zip(kernels) {
+        *place = kernel;
+    }
+    key
+}
+
+impl GraphFunctions {
+    fn is_not_capturing(&self, stream: Handle) -> bool {
+        let mut status = NOT_CAPTURING;
+        // SAFETY: the stream is live; the out pointer is too. Where the driver refuses to say
+        // (another stream's capture), a launch says why.
+        let asked = unsafe { (self.is_capturing)(stream, &raw mut status) };
+        asked == super::SUCCESS && status == NOT_CAPTURING
+    }
+}
+
+/// What chains are made with.
+struct Maker<'a> {
+    driver: &'a Functions,
+    graphs: &'a GraphFunctions,
+    loaded: &'a Kernels,
+    /// Whether a kernel starts while the one before it drains.
+    dependents: bool,
+}
+
+impl Maker<'_> {
+    /// A chain of these kernels, as a stream would run them.
+    ///
+    /// # Safety
+    /// - The context that the kernels are loaded in is current.
+    unsafe fn chain(&self, kernels: &[&'static Kernel]) -> Result<Chain> {
+        let Self { driver, graphs, .. } = *self;
+        let mut stream = ptr::null_mut();
+        // SAFETY: the out pointer is live.
+        let created = unsafe { (graphs.stream_create)(&raw mut stream, NON_BLOCKING) };
+        driver.check("cuStreamCreate", created)?;
+        // SAFETY: the stream is live, and of this context.
+        let graph = unsafe { self.capture(stream, kernels) };
+        // SAFETY: created above, and nothing runs on it.
+        let destroyed = unsafe { (graphs.stream_destroy)(stream) };
+        let graph = graph?;
+        let destroyed = driver.check("cuStreamDestroy", destroyed);
+        // SAFETY: captured above, with as many nodes.
+        let chain = destroyed.and_then(|()| unsafe { self.instantiate(graph, kernels.len()) });
+        if chain.is_err() {
+            // SAFETY: captured above; nothing uses it. A second error adds nothing.
+            let _ = unsafe { (graphs.destroy)(graph) };
+        }
+        chain
+    }
+
+    /// # Safety
+    /// - The stream is nobody else's; its context is that of the kernels, and current.
+    unsafe fn capture(&self, stream: Handle, kernels: &[&'static Kernel]) -> Result<Handle> {
+        let Self { driver, graphs, .. } = *self;
+        // SAFETY: the stream is live.
+        let begun = unsafe { (graphs.begin_capture)(stream, THREAD_LOCAL) };
+        driver.check("cuStreamBeginCapture", begun)?;
+        let mut launched = Ok(());
+        for (i, kernel) in kernels.iter().enumerate() {
+            let configuration = Configuration {
+                // What tells the nodes apart afterwards.
+                grid: 1 + i as u32,
+                block: 32,
+                shared_bytes: 0,
+                stream,
+                dependent: self.dependents && i > 0,
+            };
+            let nothing = vec![0u64; kernel.param_bytes.div_ceil(8)];
+            launched = launched.and_then(|()| {
+                let function = self.loaded.function(kernel)?;
+                // SAFETY: the parameters have the kernel's size. It never runs with them: a chain
+                // is launched after each of its nodes was given others.
+                unsafe { driver.launch(function, &configuration, nothing.as_ptr().cast()) }
+            });
+        }
+        let mut graph = ptr::null_mut();
+        // SAFETY: ends what was begun above; the out pointer is live.
+        let ended = unsafe { (graphs.end_capture)(stream, &raw mut graph) };
+        launched.and(driver.check("cuStreamEndCapture", ended))?;
+        Ok(graph)
+    }
+
+    /// # Safety
+    /// - A graph of [`Maker::capture`], with `len` nodes.
+    unsafe fn instantiate(&self, graph: Handle, len: usize) -> Result<Chain> {
+        let Self { driver, graphs, .. } = *self;
+        let mut nodes = vec![ptr::null_mut(); len];
+        let mut found = len;
+        // SAFETY: the out pointers are live, with room for `found` nodes.
+        let got = unsafe { (graphs.get_nodes)(graph, nodes.as_mut_ptr(), &raw mut found) };
+        driver.check("cuGraphGetNodes", got)?;
+        let mut placed = Vec::with_capacity(len);
+        for node in nodes {
+            let mut params = MaybeUninit::uninit();
+            // SAFETY: a kernel node of the graph; the out pointer is live.
+            let got = unsafe { (graphs.get_params)(node, params.as_mut_ptr()) };
+            driver.check("cuGraphKernelNodeGetParams", got)?;
+            // SAFETY: the driver filled it.
+            let params: KernelNodeParams = unsafe { params.assume_init() };
+            placed.push((params.grid[0], node));
+        }
+        placed.sort_unstable_by_key(|&(grid, _)| grid);
+        let mut executable = ptr::null_mut();
+        // SAFETY: the graph is live; the out pointer is too.
+        let instantiated = unsafe { (graphs.instantiate)(&raw mut executable, graph, 0) };
+        driver.check("cuGraphInstantiateWithFlags", instantiated)?;
+        Ok(Chain {
+            graph,
+            executable,
+            nodes: placed.into_iter().map(|(_, node)| node).collect(),
+        })
+    }
+}
