@@ -30,6 +30,9 @@ pub struct Args {
     /// Instead, a few cases whose rows are more than 2³¹ elements apart, on a GPU with 100 GiB.
     #[arg(long, conflicts_with_all = ["count", "seed", "seeds", "elements"])]
     far: bool,
+    /// Launch by way of CUDA graphs. Needs `--device cuda`.
+    #[arg(long)]
+    graph_launches: bool,
     /// Elements of a matrix, at most about as many.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     elements: u64,
@@ -73,13 +76,26 @@ struct Failure {
 pub fn run(args: &Args, out: &mut Output) -> Result<bool> {
     let progress = Progress::new();
     let (count, cases) = drawn(args)?;
-    let planning = Planning::default();
+    let planning = Planning {
+        graph_launches: args.graph_launches,
+        ..Planning::default()
+    };
     let (device, fallback) = device::open(args.device, &planning, args.elements, &progress)?;
-    if args.far && device.kind() != "cuda" {
-        return Err(CliError::Usage {
-            option: "--far",
-            reason: "host memory may not be as large: accepted is --device cuda".to_owned(),
-        });
+    let only_gpu = [
+        (args.far, "--far", "host memory may not be as large"),
+        (
+            args.graph_launches,
+            "--graph-launches",
+            "others have no graphs",
+        ),
+    ];
+    for (given, option, why) in only_gpu {
+        if given && device.kind() != "cuda" {
+            return Err(CliError::Usage {
+                option,
+                reason: format!("{why}: accepted is --device cuda"),
+            });
+        }
     }
     let device = Reached(&*device);
     if !args.json {

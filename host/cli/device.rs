@@ -159,6 +159,9 @@ pub struct Planning {
     pub sm_count: Option<u32>,
     /// By these routes instead of the built-in ones.
     pub routes: Option<Arc<Routes>>,
+    /// On a GPU, calls are launched by way of graphs.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub graph_launches: bool,
 }
 
 impl Planning {
@@ -168,6 +171,7 @@ impl Planning {
         Ok(Self {
             sm_count,
             routes: routes.map(Arc::new),
+            graph_launches: false,
         })
     }
 }

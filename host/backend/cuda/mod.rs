@@ -121,6 +121,12 @@ impl Cuda {
         }
     }
 
+    /// Whether calls are launched by way of graphs.
+    #[must_use]
+    pub fn graph_launches(&self) -> bool {
+        self.graphs.is_some()
+    }
+
     /// The GPU.
     #[must_use]
     pub fn device(&self) -> &Device {

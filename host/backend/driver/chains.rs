@@ -6,7 +6,6 @@ use crate::backend::launcher::Bound;
 use crate::error::Result;
 use cake_rmsnorm_kernels::contract::{Kernel, Program};
 use rustc_hash::FxHashMap;
-use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -17,12 +16,12 @@ const LONGEST: usize = 2;
 
 /// `CUDA_KERNEL_NODE_PARAMS` of CUDA 12.
 #[repr(C)]
-struct KernelNodeParams {
+pub(super) struct KernelNodeParams {
     function: Handle,
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    shared_bytes: c_uint,
-    parameters: *mut *mut c_void,
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    pub(super) parameters: *mut *mut c_void,
     extra: *mut *mut c_void,
     kernel: Handle,
     context: Handle,
@@ -138,25 +137,21 @@ impl Chains {
             return Ok(());
         };
         let mut chains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let maker = Maker {
-            driver,
-            graphs,
-            loaded,
-            dependents,
-        };
+        let mut missing = Vec::new();
         for kernel in kernels {
+            let alone = std::iter::once(vec![*kernel]);
             let reduces = kernels.iter().filter(|reduce| may_follow(reduce, kernel));
-            for next in std::iter::once(None).chain(reduces.map(Some)) {
-                let links: Vec<&'static Kernel> = [Some(kernel), next]
-                    .into_iter()
-                    .flatten()
-                    .copied()
-                    .collect();
-                if let Entry::Vacant(place) = chains.entry(key(links.iter().copied())) {
-                    // SAFETY: the caller's obligation.
-                    place.insert(unsafe { maker.chain(&links)? });
-                }
-            }
+            missing.extend(alone.chain(reduces.map(|reduce| vec![*kernel, *reduce])));
+        }
+        missing.retain(|links| !chains.contains_key(&key(links.iter().copied())));
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let maker = Maker::new(driver, graphs, loaded, dependents)?;
+        for links in missing {
+            // SAFETY: the caller's obligation.
+            let chain = unsafe { maker.chain(&links)? };
+            chains.insert(key(links.into_iter()), chain);
         }
         Ok(())
     }
@@ -204,6 +199,13 @@ impl Chains {
         // SAFETY: every node has its parameters; the caller's obligations.
         let launched = unsafe { (graphs.launch)(chain.executable, queue.stream) };
         Some(driver.check("cuGraphLaunch", launched))
+    }
+
+    /// `body` while another launch is under way.
+    #[cfg(test)]
+    pub(super) fn while_in_use<T>(&self, body: impl FnOnce() -> T) -> T {
+        let _in_use = self.0.lock();
+        body()
     }
 
     /// Destroys the chains.
@@ -266,38 +268,62 @@ struct Maker<'a> {
     loaded: &'a Kernels,
     /// Whether a kernel starts while the one before it drains.
     dependents: bool,
+    /// Nobody else's; nothing ever runs on it.
+    stream: Handle,
 }
 
-impl Maker<'_> {
+impl Drop for Maker<'_> {
+    fn drop(&mut self) {
+        // SAFETY: created by this object. An error leaves nothing to do.
+        let _ = unsafe { (self.graphs.stream_destroy)(self.stream) };
+    }
+}
+
+impl<'a> Maker<'a> {
+    fn new(
+        driver: &'a Functions,
+        graphs: &'a GraphFunctions,
+        loaded: &'a Kernels,
+        dependents: bool,
+    ) -> Result<Self> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: the out pointer is live.
+        let created = unsafe { (graphs.stream_create)(&raw mut stream, NON_BLOCKING) };
+        driver.check("cuStreamCreate", created)?;
+        Ok(Self {
+            driver,
+            graphs,
+            loaded,
+            dependents,
+            stream,
+        })
+    }
+
     /// A chain of these kernels, as a stream would run them.
     ///
     /// # Safety
     /// - The context that the kernels are loaded in is current.
     unsafe fn chain(&self, kernels: &[&'static Kernel]) -> Result<Chain> {
-        let Self { driver, graphs, .. } = *self;
-        let mut stream = ptr::null_mut();
-        // SAFETY: the out pointer is live.
-        let created = unsafe { (graphs.stream_create)(&raw mut stream, NON_BLOCKING) };
-        driver.check("cuStreamCreate", created)?;
-        // SAFETY: the stream is live, and of this context.
-        let graph = unsafe { self.capture(stream, kernels) };
-        // SAFETY: created above, and nothing runs on it.
-        let destroyed = unsafe { (graphs.stream_destroy)(stream) };
-        let graph = graph?;
-        let destroyed = driver.check("cuStreamDestroy", destroyed);
+        // SAFETY: the caller's obligation.
+        let graph = unsafe { self.capture(kernels)? };
         // SAFETY: captured above, with as many nodes.
-        let chain = destroyed.and_then(|()| unsafe { self.instantiate(graph, kernels.len()) });
+        let chain = unsafe { self.instantiate(graph, kernels.len()) };
         if chain.is_err() {
             // SAFETY: captured above; nothing uses it. A second error adds nothing.
-            let _ = unsafe { (graphs.destroy)(graph) };
+            let _ = unsafe { (self.graphs.destroy)(graph) };
         }
         chain
     }
 
     /// # Safety
-    /// - The stream is nobody else's; its context is that of the kernels, and current.
-    unsafe fn capture(&self, stream: Handle, kernels: &[&'static Kernel]) -> Result<Handle> {
-        let Self { driver, graphs, .. } = *self;
+    /// - As [`Maker::chain`].
+    unsafe fn capture(&self, kernels: &[&'static Kernel]) -> Result<Handle> {
+        let Self {
+            driver,
+            graphs,
+            stream,
+            ..
+        } = *self;
         // SAFETY: the stream is live.
         let begun = unsafe { (graphs.begin_capture)(stream, THREAD_LOCAL) };
         driver.check("cuStreamBeginCapture", begun)?;

@@ -1,10 +1,11 @@
 //! Loading and launching, on a driver that only notes what it is asked for.
 
+use super::chains::KernelNodeParams;
 use super::*;
-use crate::plan::DeviceProperties;
+use crate::plan::{DeviceProperties, Launch};
 use crate::ptx;
 use cake_rmsnorm_kernels::KERNELS;
-use cake_rmsnorm_kernels::contract::Kernel;
+use cake_rmsnorm_kernels::contract::{Kernel, Program};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -16,6 +17,12 @@ thread_local! {
     static MAX_THREADS: Cell<c_int> = const { Cell::new(1024) };
     /// What loading answers.
     static LOADED: Cell<Status> = const { Cell::new(SUCCESS) };
+    /// Grids of what was captured so far, on a stream that captures.
+    static CAPTURED: RefCell<Option<Vec<c_uint>>> = const { RefCell::new(None) };
+    /// What this call of the graphs' functions answers, if not success.
+    static GRAPHS_REFUSE: Cell<Option<&'static str>> = const { Cell::new(None) };
+    /// Whether somebody captures the stream of the calls.
+    static CAPTURING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Which thread loaded which library.
@@ -152,6 +159,9 @@ unsafe extern "C" fn launch_kernel(
 ) -> Status {
     // SAFETY: as the driver's function; the kernel takes a u32.
     let argument = unsafe { *(*arguments).cast::<u32>() };
+    if capture(stream, grid) {
+        return SUCCESS;
+    }
     note(format!(
         "{function:?} <<<{grid}, {block}, {shared}, {stream:?}>>>({argument})"
     ));
@@ -175,6 +185,12 @@ unsafe extern "C" fn launch_kernel_ex(
             attribute_count,
         } = *config;
         let (id, value) = ((*attributes).id, (*attributes).value[0]);
+        if capture(stream, grid[0]) {
+            note(format!(
+                "capture: {attribute_count} attribute: {id} = {value}"
+            ));
+            return SUCCESS;
+        }
         let argument = *(*arguments).cast::<u32>();
         note(format!(
             "{function:?} <<<{grid:?}, {block:?}, {shared_bytes}, {stream:?}>>>({argument}), \
@@ -196,6 +212,118 @@ unsafe extern "C" fn driver_get_version(version: *mut c_int) -> Status {
     SUCCESS
 }
 
+/// The stream that chains are captured on.
+const PRIVATE: usize = 0x40;
+
+/// Whether a launch on this stream is one that is captured.
+fn capture(stream: Handle, grid: c_uint) -> bool {
+    CAPTURED.with_borrow_mut(|captured| {
+        let captured = captured.as_mut().filter(|_| stream.addr() == PRIVATE);
+        captured.is_some_and(|grids| {
+            grids.push(grid);
+            true
+        })
+    })
+}
+
+/// What `call` answers.
+fn answer(call: &str) -> Status {
+    match GRAPHS_REFUSE.get() {
+        Some(refused) if refused == call => 999,
+        _ => SUCCESS,
+    }
+}
+
+unsafe extern "C" fn stream_create(stream: *mut Handle, flags: c_uint) -> Status {
+    assert_eq!(flags, 1);
+    // SAFETY: as the driver's function.
+    unsafe { *stream = PRIVATE as Handle };
+    answer("cuStreamCreate")
+}
+
+unsafe extern "C" fn stream_destroy(stream: Handle) -> Status {
+    note(format!("destroy stream {stream:?}"));
+    SUCCESS
+}
+
+unsafe extern "C" fn begin_capture(stream: Handle, mode: c_uint) -> Status {
+    assert_eq!((stream.addr(), mode), (PRIVATE, 1));
+    CAPTURED.set(Some(Vec::new()));
+    SUCCESS
+}
+
+/// Of a graph of `n` kernels, 0x50 + n.
+unsafe extern "C" fn end_capture(_: Handle, graph: *mut Handle) -> Status {
+    let captured = CAPTURED.take().expect("a capture");
+    assert!(captured.iter().copied().eq(1..=captured.len() as c_uint));
+    // SAFETY: as the driver's function.
+    unsafe { *graph = (0x50 + captured.len()) as Handle };
+    answer("cuStreamEndCapture")
+}
+
+unsafe extern "C" fn is_capturing(_: Handle, status: *mut c_uint) -> Status {
+    // SAFETY: as the driver's function.
+    unsafe { *status = CAPTURING.get().into() };
+    SUCCESS
+}
+
+/// The last one first: drivers promise no order.
+unsafe extern "C" fn get_nodes(graph: Handle, nodes: *mut Handle, count: *mut usize) -> Status {
+    // SAFETY: as the driver's function.
+    unsafe {
+        assert_eq!(*count, graph.addr() - 0x50);
+        for i in 0..*count {
+            *nodes.add(i) = (0x60 + *count - i) as Handle;
+        }
+    }
+    answer("cuGraphGetNodes")
+}
+
+unsafe extern "C" fn get_params(node: Handle, params: *mut KernelNodeParams) -> Status {
+    // SAFETY: as the driver's function.
+    unsafe { (*params).grid = [(node.addr() - 0x60) as c_uint, 1, 1] };
+    answer("cuGraphKernelNodeGetParams")
+}
+
+unsafe extern "C" fn instantiate(executable: *mut Handle, graph: Handle, flags: u64) -> Status {
+    assert_eq!(flags, 0);
+    // SAFETY: as the driver's function.
+    unsafe { *executable = (graph.addr() + 0x20) as Handle };
+    answer("cuGraphInstantiateWithFlags")
+}
+
+unsafe extern "C" fn set_params(
+    executable: Handle,
+    node: Handle,
+    params: *const KernelNodeParams,
+) -> Status {
+    // SAFETY: as the driver's function; the kernel takes a u32.
+    unsafe {
+        let KernelNodeParams {
+            grid,
+            block,
+            shared_bytes,
+            parameters,
+            ..
+        } = *params;
+        let argument = *(*parameters).cast::<u32>();
+        note(format!(
+            "{executable:?}, {node:?} <<<{grid:?}, {block:?}, {shared_bytes}>>>({argument})"
+        ));
+    }
+    answer("cuGraphExecKernelNodeSetParams")
+}
+
+unsafe extern "C" fn graph_launch(executable: Handle, stream: Handle) -> Status {
+    note(format!("launch {executable:?} on {stream:?}"));
+    answer("cuGraphLaunch")
+}
+
+unsafe extern "C" fn graph_destroy(graph: Handle) -> Status {
+    note(format!("destroy graph {graph:?}"));
+    SUCCESS
+}
+
 /// What drivers before CUDA 12 lack of loading.
 const LIBRARY: &str = "cuLibraryLoadData";
 
@@ -214,6 +342,17 @@ fn driver(without: &'static [&'static str]) -> Result<&'static Functions> {
         Ok("cuFuncLoad") => func_load as *mut c_void,
         Ok("cuLaunchKernel") => launch_kernel as *mut c_void,
         Ok("cuLaunchKernelEx") => launch_kernel_ex as *mut c_void,
+        Ok("cuStreamCreate") => stream_create as *mut c_void,
+        Ok("cuStreamDestroy") => stream_destroy as *mut c_void,
+        Ok("cuStreamBeginCapture") => begin_capture as *mut c_void,
+        Ok("cuStreamEndCapture") => end_capture as *mut c_void,
+        Ok("cuStreamIsCapturing") => is_capturing as *mut c_void,
+        Ok("cuGraphGetNodes") => get_nodes as *mut c_void,
+        Ok("cuGraphKernelNodeGetParams") => get_params as *mut c_void,
+        Ok("cuGraphInstantiateWithFlags") => instantiate as *mut c_void,
+        Ok("cuGraphExecKernelNodeSetParams") => set_params as *mut c_void,
+        Ok("cuGraphLaunch") => graph_launch as *mut c_void,
+        Ok("cuGraphDestroy" | "cuGraphExecDestroy") => graph_destroy as *mut c_void,
         Ok("cuGetErrorName") => get_error_name as *mut c_void,
         Ok("cuDriverGetVersion") => driver_get_version as *mut c_void,
         _ => std::ptr::null_mut(),
@@ -394,4 +533,199 @@ fn a_driver_that_lacks_a_function_is_refused() {
         panic!("accepted");
     };
     assert_eq!((call, code), ("cuFuncSetAttribute", 500));
+}
+
+/// A backward, and the reduce that may follow it.
+fn pair() -> [&'static Kernel; 2] {
+    let named = |program: fn(&Program) -> bool| {
+        let found = KERNELS.iter().find(|kernel| program(&kernel.program));
+        found.expect("a kernel")
+    };
+    [
+        named(|program| matches!(program, Program::BackwardBlock { .. })),
+        named(|program| *program == Program::Reduce),
+    ]
+}
+
+/// Loaded kernels, and the chains of some of them.
+fn chained(
+    driver: &'static Functions,
+    loaded: &[&'static Kernel],
+    kernels: &[&'static Kernel],
+) -> Result<(Kernels, Chains)> {
+    let (table, chains) = (Kernels::new(driver), Chains::default());
+    load(&table, loaded)?;
+    calls();
+    // SAFETY: this driver has no contexts.
+    unsafe { chains.make(driver, &table, kernels, true)? };
+    Ok((table, chains))
+}
+
+fn launch(
+    driver: &Functions,
+    (kernels, chains): &(Kernels, Chains),
+    launches: &[(&'static Kernel, bool)],
+) -> (Result<()>, Vec<String>) {
+    calls();
+    let arguments: Vec<u32> = (7..).take(launches.len()).collect();
+    let bound = launches.iter().zip(&arguments);
+    let bound: Vec<Bound> = bound
+        .map(|(&(kernel, dependent), argument)| Bound {
+            launch: Launch {
+                kernel,
+                grid: 3,
+                block: 128,
+                shared_bytes: 64,
+                dependent,
+            },
+            params: (&raw const *argument).cast(),
+        })
+        .collect();
+    let queue = Queue {
+        driver,
+        kernels,
+        stream: 0x30 as Handle,
+        dependents: true,
+        chains: Some(chains),
+    };
+    // SAFETY: this driver runs nothing.
+    let launched = unsafe { queue.launch(&bound) };
+    (launched, calls())
+}
+
+const DIRECT: [&str; 2] = [
+    "0x20 <<<[3, 1, 1], [128, 1, 1], 64, 0x30>>>(7), 1 attribute: 6 = 1",
+    "0x20 <<<[3, 1, 1], [128, 1, 1], 64, 0x30>>>(8), 1 attribute: 6 = 1",
+];
+
+#[test]
+fn chains_are_launched_with_the_parameters_of_a_call() -> Result<()> {
+    let driver = driver(&[])?;
+    let [main, reduce] = pair();
+    let mut made = chained(driver, &[main, reduce], &[main, reduce])?;
+    // Of the main kernel, of both, and of the reduce; the second of two starts early.
+    let expected = ["capture: 1 attribute: 6 = 1", "destroy stream 0x40"];
+    assert_eq!(calls(), expected);
+    // SAFETY: this driver has no contexts.
+    unsafe { made.1.make(driver, &made.0, &[reduce, main], true)? };
+    assert!(calls().is_empty(), "they are there");
+
+    let (launched, noted) = launch(driver, &made, &[(main, true)]);
+    let one = [
+        "0x71, 0x61 <<<[3, 1, 1], [128, 1, 1], 64>>>(7)",
+        "launch 0x71 on 0x30",
+    ];
+    assert_eq!((launched, noted), (Ok(()), one.map(str::to_owned).to_vec()));
+    let (launched, noted) = launch(driver, &made, &[(main, true), (reduce, true)]);
+    let two = [
+        "0x72, 0x61 <<<[3, 1, 1], [128, 1, 1], 64>>>(7)",
+        "0x72, 0x62 <<<[3, 1, 1], [128, 1, 1], 64>>>(8)",
+        "launch 0x72 on 0x30",
+    ];
+    assert_eq!((launched, noted), (Ok(()), two.map(str::to_owned).to_vec()));
+    // The first has nothing to wait for in its chain.
+    let (launched, noted) = launch(driver, &made, &[(reduce, false)]);
+    assert_eq!((launched, noted), (Ok(()), one.map(str::to_owned).to_vec()));
+
+    // SAFETY: this driver has no contexts.
+    unsafe { made.1.destroy(driver) };
+    let mut destroyed = calls();
+    destroyed.sort();
+    let expected = ["0x51", "0x51", "0x52", "0x71", "0x71", "0x72"];
+    assert_eq!(
+        destroyed,
+        expected.map(|graph| format!("destroy graph {graph}"))
+    );
+    Ok(())
+}
+
+#[test]
+fn where_a_chain_cannot_be_launched_its_kernels_are() -> Result<()> {
+    let [main, reduce] = pair();
+    let both = [(main, true), (reduce, true)];
+    let new = driver(&[])?;
+    let made = chained(new, &[main, reduce], &[main, reduce])?;
+
+    // In a capture they become part of somebody's graph.
+    CAPTURING.set(true);
+    let (launched, noted) = launch(new, &made, &both);
+    CAPTURING.set(false);
+    assert_eq!(
+        (launched, noted),
+        (Ok(()), DIRECT.map(str::to_owned).to_vec())
+    );
+
+    // A kernel that does not wait for the one before it must not start early.
+    let (launched, noted) = launch(new, &made, &[(main, true), (reduce, false)]);
+    let plain = "0x20 <<<3, 128, 64, 0x30>>>(8)";
+    assert_eq!(launched, Ok(()));
+    assert_eq!(noted.last().map(String::as_str), Some(plain));
+
+    // Another thread is at it.
+    let (launched, noted) = made.1.while_in_use(|| launch(new, &made, &both));
+    assert_eq!(
+        (launched, noted),
+        (Ok(()), DIRECT.map(str::to_owned).to_vec())
+    );
+
+    // Nothing was made of this kernel, or of so many.
+    let unmade = chained(new, &[main, reduce], &[main])?;
+    let (launched, noted) = launch(new, &unmade, &[(reduce, true)]);
+    assert_eq!((launched, noted), (Ok(()), vec![DIRECT[0].to_owned()]));
+    let (launched, noted) = launch(new, &made, &[(main, true), (reduce, true), (reduce, true)]);
+    assert_eq!((launched, noted.len()), (Ok(()), 3));
+
+    // The driver is older.
+    let old = driver(&["cuGraphLaunch"])?;
+    let made = chained(old, &[main, reduce], &[main, reduce])?;
+    assert!(calls().is_empty());
+    let (launched, noted) = launch(old, &made, &both);
+    assert_eq!(
+        (launched, noted),
+        (Ok(()), DIRECT.map(str::to_owned).to_vec())
+    );
+
+    // A kernel that is not loaded: nothing is enqueued.
+    let bare = chained(new, &[main], &[])?;
+    let (launched, noted) = launch(new, &bare, &both);
+    assert!(matches!(launched, Err(Error::NotPrepared { .. })) && noted.is_empty());
+    Ok(())
+}
+
+#[test]
+fn what_the_driver_says_of_a_chain_is_the_error() -> Result<()> {
+    let [main, reduce] = pair();
+    let driver = driver(&[])?;
+    let name = |result: Result<()>| match result {
+        Err(Error::Cuda { call, code, .. }) => (call, code),
+        other => panic!("{other:?}"),
+    };
+    let made = chained(driver, &[main, reduce], &[main, reduce])?;
+    for call in ["cuGraphExecKernelNodeSetParams", "cuGraphLaunch"] {
+        GRAPHS_REFUSE.set(Some(call));
+        let (launched, noted) = launch(driver, &made, &[(main, true)]);
+        GRAPHS_REFUSE.set(None);
+        assert_eq!(name(launched), (call, 999));
+        assert!(noted.iter().all(|call| !DIRECT.contains(&call.as_str())));
+    }
+    // Nothing stays of a chain that could not be made.
+    let of_the_graph = [
+        "cuGraphGetNodes",
+        "cuGraphKernelNodeGetParams",
+        "cuGraphInstantiateWithFlags",
+    ];
+    for call in ["cuStreamCreate", "cuStreamEndCapture"]
+        .into_iter()
+        .chain(of_the_graph)
+    {
+        GRAPHS_REFUSE.set(Some(call));
+        let made = chained(driver, &[main], &[main]);
+        GRAPHS_REFUSE.set(None);
+        assert_eq!(name(made.map(drop)), (call, 999));
+        let noted = calls();
+        let has = |what: &str| noted.iter().any(|call| call == what);
+        assert_eq!(has("destroy graph 0x51"), of_the_graph.contains(&call));
+        assert_eq!(has("destroy stream 0x40"), call != "cuStreamCreate");
+    }
+    Ok(())
 }

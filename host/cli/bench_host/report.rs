@@ -14,7 +14,7 @@ pub struct Report {
 
 #[derive(Serialize)]
 struct Finding {
-    /// `construction`, `calls`, `graphs`, `streams`.
+    /// `construction`, `calls`, `calls by graphs`, `graphs`, `streams`.
     section: &'static str,
     /// Whether the target is met; nothing where there is none.
     ok: Option<bool>,

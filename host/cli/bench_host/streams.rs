@@ -99,20 +99,30 @@ fn said<T>(result: &cake_rmsnorm::Result<T>) -> String {
     }
 }
 
-/// Two streams, each with its thread, its tensors and its workspace.
+/// Two threads, each with its tensors and its workspace: on streams of their own, and on one.
 pub fn two_at_once(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<()> {
     /// Rounds, each waited for, and steps in a row of a round.
     const ROUNDS: u64 = 50;
     const STEPS: u64 = 20;
-    let opened = Opened::Cuda(device.beside()?);
-    for shape in SHAPES {
-        let (_, failures) = at_once(&opened, &[shape, shape], ROUNDS, STEPS);
-        let text = format!(
-            "{shape}: two streams with a thread each, {} steps each, all outputs of a round's last \
-             step against golden; failures: {failures:?}",
-            ROUNDS * STEPS,
-        );
-        report.target(out, "streams", failures.is_empty(), text, failures)?;
+    let graphs = device.beside()?.with_graph_launches();
+    let places = [
+        ("two streams", Opened::Cuda(device.beside()?)),
+        (
+            "two streams, launched by graphs",
+            Opened::Cuda(graphs.clone()),
+        ),
+        ("one stream, launched by graphs", Opened::OneStream(graphs)),
+    ];
+    for (place, opened) in places {
+        for shape in SHAPES {
+            let (_, failures) = at_once(&opened, &[shape, shape], ROUNDS, STEPS);
+            let text = format!(
+                "{shape}: two threads, {place}, {} steps each, all outputs of a round's last step \
+                 against golden; failures: {failures:?}",
+                ROUNDS * STEPS,
+            );
+            report.target(out, "streams", failures.is_empty(), text, failures)?;
+        }
     }
     Ok(())
 }

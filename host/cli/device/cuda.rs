@@ -11,7 +11,8 @@ use cake_rmsnorm::kernels::params::CompareParams;
 use cake_rmsnorm::plan::{Launch, Routes};
 use std::sync::Arc;
 
-/// A GPU.
+/// A GPU. Clones share the stream.
+#[derive(Clone)]
 pub struct CudaDevice(Cuda);
 
 impl CudaDevice {
@@ -36,9 +37,18 @@ impl CudaDevice {
         Ok(CudaDevice(planned(cuda, planning)))
     }
 
-    /// The same GPU with another stream.
+    /// The same GPU with another stream, launched on in the same way.
     pub fn beside(&self) -> Result<Self> {
-        Ok(CudaDevice(Cuda::on_new_stream(self.0.device().clone())?))
+        let beside = CudaDevice::on(self.0.device().clone())?;
+        Ok(match self.0.graph_launches() {
+            true => beside.with_graph_launches(),
+            false => beside,
+        })
+    }
+
+    /// The same with calls launched by way of graphs.
+    pub fn with_graph_launches(self) -> Self {
+        CudaDevice(self.0.with_graph_launches())
     }
 
     /// The backend.
@@ -52,9 +62,13 @@ fn planned(cuda: Cuda, planning: &Planning) -> Cuda {
         Some(sm_count) => cuda.with_sm_count(sm_count),
         None => cuda,
     };
-    match &planning.routes {
+    let cuda = match &planning.routes {
         Some(routes) => cuda.with_routes(Arc::clone(routes)),
         None => cuda,
+    };
+    match planning.graph_launches {
+        true => cuda.with_graph_launches(),
+        false => cuda,
     }
 }
 

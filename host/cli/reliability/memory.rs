@@ -14,7 +14,7 @@ pub fn run(stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> {
             findings.judge("2^62 bytes asked for", [("allocations", 1)], &failures)
         }
         #[cfg(feature = "cuda")]
-        Opened::Cuda(device) => gpu::run(device, stage, findings),
+        Opened::Cuda(device) | Opened::OneStream(device) => gpu::run(device, stage, findings),
     }
 }
 

@@ -27,6 +27,9 @@ pub enum Opened {
     /// A GPU.
     #[cfg(feature = "cuda")]
     Cuda(CudaDevice),
+    /// One stream of a GPU for all who ask.
+    #[cfg(feature = "cuda")]
+    OneStream(CudaDevice),
     /// A simulated GPU for each that asks.
     Sim,
     /// The CPU.
@@ -51,6 +54,8 @@ impl Opened {
         match self {
             #[cfg(feature = "cuda")]
             Opened::Cuda(device) => Ok(Box::new(device.beside()?)),
+            #[cfg(feature = "cuda")]
+            Opened::OneStream(device) => Ok(Box::new(device.clone())),
             Opened::Sim => {
                 let planning = Planning::default();
                 Ok(device::open(DeviceArg::Sim, &planning, 0, &Progress::new())?.0)
@@ -68,7 +73,7 @@ impl Opened {
     pub fn names(&self) -> (String, String) {
         match self {
             #[cfg(feature = "cuda")]
-            Opened::Cuda(device) => {
+            Opened::Cuda(device) | Opened::OneStream(device) => {
                 let name = device.cuda().device().name().to_owned();
                 (name, crate::cli::record::driver_version())
             }

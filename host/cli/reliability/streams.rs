@@ -35,17 +35,35 @@ pub(super) fn run(stage: &Stage<'_>, findings: &mut Findings<'_>) -> Result<()> 
     };
     let rounds = stage.count(200, 1);
     let steps = if stage.opened.is_gpu() { STEPS } else { 2 };
-    let (ran, failures) = at_once(stage.opened, shapes, rounds, steps);
-    findings.judge(
-        "a thread, a stream and a workspace for each of as many shapes, all outputs of a round's \
-         last step against golden",
-        [
-            ("threads", shapes.len() as u64),
-            ("steps", ran * steps),
-            ("compared", ran),
-        ],
-        &failures,
-    )
+    let mut run = |opened: &Opened, what: &str| {
+        let (ran, failures) = at_once(opened, shapes, rounds, steps);
+        let of_each =
+            "of each of as many shapes, all outputs of a round's last step against golden";
+        findings.judge(
+            &format!("{what} {of_each}"),
+            [
+                ("threads", shapes.len() as u64),
+                ("steps", ran * steps),
+                ("compared", ran),
+            ],
+            &failures,
+        )
+    };
+    run(stage.opened, "a thread, a stream and a workspace")?;
+    #[cfg(feature = "cuda")]
+    if let Opened::Cuda(device) = stage.opened {
+        let graphs = device.beside()?.with_graph_launches();
+        let one_stream = Opened::OneStream(graphs.clone());
+        run(
+            &Opened::Cuda(graphs),
+            "launched by graphs: a thread, a stream and a workspace",
+        )?;
+        run(
+            &one_stream,
+            "launched by the graphs of one stream: a thread and a workspace",
+        )?;
+    }
+    Ok(())
 }
 
 /// The shapes at once: rounds that ran, and what is wrong with them.
