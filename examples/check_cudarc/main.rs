@@ -81,11 +81,14 @@ fn run() -> Result<Findings> {
             training::check,
         ),
     ];
-    for (name, part) in parts {
-        let (before, start) = (findings.checks, Instant::now());
-        part(&gpu, &mut findings)?;
-        let (checks, time) = (findings.checks - before, start.elapsed().as_secs_f64());
-        println!("{name}: {checks} checks in {time:.1} s");
+    for gpu in [gpu.clone(), gpu.with_graph_launches()] {
+        let by = ["", ", launched by graphs"][usize::from(gpu.graph_launches())];
+        for (name, part) in parts {
+            let (before, start) = (findings.checks, Instant::now());
+            part(&gpu, &mut findings)?;
+            let (checks, time) = (findings.checks - before, start.elapsed().as_secs_f64());
+            println!("{name}{by}: {checks} checks in {time:.1} s");
+        }
     }
     Ok(findings)
 }
