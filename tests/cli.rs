@@ -231,7 +231,10 @@ fn drawn_cases_of_a_file_of_seeds() {
     let text = stdout(&cases("# seeds\n17\n\n23 200 # small\n"));
     let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!((&json["cases"], &json["seed"]), (&2.into(), &17.into()));
-    assert!(refusal(&["cases", "--far", "--device", "cpu"]).contains("accepted is --device cuda"));
+    for option in ["--far", "--graph-launches"] {
+        let refused = refusal(&["cases", option, "--device", "cpu"]);
+        assert!(refused.contains("accepted is --device cuda"), "{refused}");
+    }
     for wrong in ["1\nx", "1\n2 0", "1\n2 3 4"] {
         let output = cases(wrong);
         let text = String::from_utf8_lossy(&output.stderr);
