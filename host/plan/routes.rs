@@ -228,6 +228,8 @@ pub(super) const FORWARD: &[Route] = &[
     // Few rows are there sooner where more threads share one.
     few(2048, 8, forward_block(2, false)),
     few(4096, 4, forward_block(2, false)),
+    plain(few(8192, 2, forward_block(2, false))),
+    plain(few(16_384, 1, forward_block(2, false))),
     any(16_384, forward_block(4, false)),
     any(65_536, FORWARD_WIDE),
 ];

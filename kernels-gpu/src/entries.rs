@@ -150,7 +150,7 @@ entries! { FORWARD, "forward_f32", "forward_bf16",
         forward_warp_bf16_v2r2 [0, 18, 6, 4];
         forward_warp_bf16_v2r2_residual [0, 18, 10, 8];
     }
-    Program::ForwardBlock { vectors: 2, grouped: false } => ForwardParams, forward::block::<W, 2, false, RESIDUAL>, threads 512, blocks 2, {
+    Program::ForwardBlock { vectors: 2, grouped: false } => ForwardParams, forward::block::<W, 2, false, RESIDUAL>, threads 1024, blocks 1, {
         forward_block_f32_v2 [2, 20, 6, 2];
         forward_block_f32_v2_residual [2, 20, 8, 4];
         forward_block_bf16_v2 [2, 20, 4, 2];

@@ -41,6 +41,12 @@ pub trait Weight: Copy {
     /// - Nobody writes the weight during the launch.
     unsafe fn load(w: *const u8, column: u32) -> Self::Words;
 
+    /// The same where `condition` holds, without a jump; zeros elsewhere.
+    ///
+    /// # Safety
+    /// - Where `condition` holds, as [`Weight::load`].
+    unsafe fn load_if(condition: bool, w: *const u8, column: u32) -> Self::Words;
+
     /// Their values; exact.
     fn widen(words: Self::Words) -> Lane;
 }
@@ -65,6 +71,13 @@ impl Weight for Bf16Weight {
     }
 
     #[inline(always)]
+    unsafe fn load_if(condition: bool, w: *const u8, column: u32) -> Words4 {
+        let w = w.wrapping_add(2 * column as usize).cast();
+        // SAFETY: aligned and in range where the condition holds, as the caller promises.
+        unsafe { global::load_words4_if(condition, w) }
+    }
+
+    #[inline(always)]
     fn widen(words: Words4) -> Lane {
         widen(words)
     }
@@ -82,6 +95,13 @@ impl Weight for F32Weight {
             let w: *const Words4 = w.add(4 * column as usize).cast();
             [global::load_words4(w), global::load_words4(w.add(1))]
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_if(condition: bool, w: *const u8, column: u32) -> [Words4; 2] {
+        let w: *const Words4 = w.wrapping_add(4 * column as usize).cast();
+        // SAFETY: aligned and in range where the condition holds, as the caller promises.
+        [w, w.wrapping_add(1)].map(|w| unsafe { global::load_words4_if(condition, w) })
     }
 
     #[inline(always)]

@@ -268,6 +268,25 @@ pub mod global {
         Words4(a, b, c, d)
     }
 
+    /// Loads 16 bytes through L1 where `condition` holds, without a jump; zeros elsewhere.
+    ///
+    /// # Safety
+    /// - Where `condition` holds, as [`load_words4`].
+    #[inline(always)]
+    pub unsafe fn load_words4_if(condition: bool, pointer: *const Words4) -> Words4 {
+        let (mut a, mut b, mut c, mut d) = (0u32, 0u32, 0u32, 0u32);
+        // SAFETY: the caller's obligations.
+        unsafe {
+            asm!(
+                "{{ .reg .pred condition; setp.ne.u32 condition, {condition}, 0; \
+                    @condition ld.global.v4.b32 {{{a}, {b}, {c}, {d}}}, [{pointer}]; }}",
+                a = inout(reg32) a, b = inout(reg32) b, c = inout(reg32) c, d = inout(reg32) d,
+                condition = in(reg32) u32::from(condition), pointer = in(reg64) pointer,
+                options(nostack, preserves_flags));
+        }
+        Words4(a, b, c, d)
+    }
+
     /// What L2 is told of memory that is read.
     #[derive(Clone, Copy, Debug)]
     pub struct CachePolicy(pub(super) u64);

@@ -207,6 +207,21 @@ pub mod global {
         Words4(a, b, c, d)
     }
 
+    /// Loads 16 bytes through L1 where `condition` holds; zeros elsewhere.
+    ///
+    /// # Safety
+    /// - Where `condition` holds, as [`load_words4`].
+    #[inline]
+    #[track_caller]
+    pub unsafe fn load_words4_if(condition: bool, pointer: *const Words4) -> Words4 {
+        if condition {
+            // SAFETY: the caller's obligations.
+            unsafe { load_words4(pointer) }
+        } else {
+            Words4(0, 0, 0, 0)
+        }
+    }
+
     /// What L2 is told of memory that is read: here nothing.
     #[derive(Clone, Copy, Debug)]
     pub struct CachePolicy;
