@@ -363,10 +363,11 @@ impl<W: Weight, const VECTORS: usize> StoredWeights<W, VECTORS> {
             // SAFETY: inside the weight where it is loaded.
             words[v] = unsafe { W::load_if(holds, p.w, columns.column(v)) };
         });
-        let ones = if there { 0.0 } else { 1.0 };
+        // Not 0 more where there is one: an offset of −0 keeps the sign of zeros.
+        let ones = p.weight_offset + 1.0;
         Self {
             words,
-            offset: p.weight_offset + ones,
+            offset: if there { p.weight_offset } else { ones },
         }
     }
 
