@@ -348,9 +348,8 @@ impl<W: Weight, const VECTORS: usize> StoredWeights<W, VECTORS> {
         it
     }
 
-    /// For few rows: without a jump, and so 0.1 to 0.3 µs earlier for the first block of a
-    /// multiprocessor, which runs code that is in no cache yet. ptxas may have the weights wait
-    /// for the row.
+    /// For few rows: without a jump between the loads and the first sums, which calls with one or two
+    /// rows a multiprocessor pay 0.1 to 0.35 µs for. ptxas may have the weights wait for the row.
     ///
     /// # Safety
     /// - As [`Columns::load_weight`].
