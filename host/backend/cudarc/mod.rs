@@ -98,7 +98,7 @@ impl Cudarc {
     /// Launches calls by way of CUDA graphs, which this object and its clones keep: less work for
     /// the host, above all for a call of two kernels, and the kernel of a call on an idle stream
     /// starts earlier. On a stream that is busy, a kernel no longer starts while the last one of
-    /// the call before it drains. [Measured](https://github.com/cake-rmsnorm/cake-rmsnorm/blob/main/docs/performance.md).
+    /// the call before it drains. `docs/architecture.md` has figures.
     ///
     /// From the first [`Backend::prepare`](super::Backend::prepare) of this object or a clone on;
     /// in a capture, or while another thread launches by the same graphs, calls launch their

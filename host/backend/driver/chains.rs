@@ -348,8 +348,12 @@ impl<'a> Maker<'a> {
         let mut graph = ptr::null_mut();
         // SAFETY: ends what was begun above; the out pointer is live.
         let ended = unsafe { (graphs.end_capture)(stream, &raw mut graph) };
-        launched.and(driver.check("cuStreamEndCapture", ended))?;
-        Ok(graph)
+        let captured = launched.and(driver.check("cuStreamEndCapture", ended));
+        if captured.is_err() && !graph.is_null() {
+            // SAFETY: of the capture above; nothing uses it. A second error adds nothing.
+            let _ = unsafe { (graphs.destroy)(graph) };
+        }
+        captured.map(|()| graph)
     }
 
     /// # Safety

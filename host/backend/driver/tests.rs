@@ -160,7 +160,7 @@ unsafe extern "C" fn launch_kernel(
     // SAFETY: as the driver's function; the kernel takes a u32.
     let argument = unsafe { *(*arguments).cast::<u32>() };
     if capture(stream, grid) {
-        return SUCCESS;
+        return answer("cuLaunchKernel");
     }
     note(format!(
         "{function:?} <<<{grid}, {block}, {shared}, {stream:?}>>>({argument})"
@@ -256,9 +256,12 @@ unsafe extern "C" fn begin_capture(stream: Handle, mode: c_uint) -> Status {
 unsafe extern "C" fn end_capture(_: Handle, graph: *mut Handle) -> Status {
     let captured = CAPTURED.take().expect("a capture");
     assert!(captured.iter().copied().eq(1..=captured.len() as c_uint));
-    // SAFETY: as the driver's function.
-    unsafe { *graph = (0x50 + captured.len()) as Handle };
-    answer("cuStreamEndCapture")
+    let answer = answer("cuStreamEndCapture");
+    if answer == SUCCESS {
+        // SAFETY: as the driver's function.
+        unsafe { *graph = (0x50 + captured.len()) as Handle };
+    }
+    answer
 }
 
 unsafe extern "C" fn is_capturing(_: Handle, status: *mut c_uint) -> Status {
@@ -710,6 +713,7 @@ fn what_the_driver_says_of_a_chain_is_the_error() -> Result<()> {
     }
     // Nothing stays of a chain that could not be made.
     let of_the_graph = [
+        "cuLaunchKernel",
         "cuGraphGetNodes",
         "cuGraphKernelNodeGetParams",
         "cuGraphInstantiateWithFlags",
