@@ -170,13 +170,6 @@ impl Cuda {
     }
 }
 
-impl Cuda {
-    /// Whether the GPU starts kernels while those before them drain.
-    fn dependents(&self) -> bool {
-        self.properties.compute_capability.0 >= 9
-    }
-}
-
 impl Launcher for Cuda {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
@@ -191,19 +184,17 @@ impl Launcher for Cuda {
         let Some(graphs) = &self.graphs else {
             return Ok(());
         };
-        let driver = driver::functions()?;
-        let (loaded, dependents) = (self.device.kernels(), self.dependents());
+        let (loaded, properties) = (self.device.kernels(), &self.properties);
         // SAFETY: the kernels' context is current.
         self.device
-            .with_context(|| unsafe { graphs.chains.make(driver, loaded, kernels, dependents) })
+            .with_context(|| unsafe { graphs.chains.make(loaded, kernels, properties) })
     }
 
     unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
         let queue = Queue {
-            driver: driver::functions()?,
             kernels: self.device.kernels(),
+            properties: &self.properties,
             stream: self.stream.cast(),
-            dependents: self.dependents(),
             chains: self.graphs.as_deref().map(|graphs| &graphs.chains),
         };
         // SAFETY: the caller's obligations; the device's context is current.
@@ -224,7 +215,7 @@ impl Drop for Graphs {
         let (device, chains) = (&self.device, &mut self.chains);
         let _ = device.with_context(|| {
             // SAFETY: made in this context, which is current.
-            unsafe { chains.destroy(driver::functions()?) };
+            unsafe { chains.destroy(device.kernels()) };
             Ok(())
         });
     }

@@ -135,11 +135,6 @@ impl Cudarc {
 }
 
 impl Cudarc {
-    /// Whether the GPU starts kernels while those before them drain.
-    fn dependents(&self) -> bool {
-        self.properties.compute_capability.0 >= 9
-    }
-
     fn make_current(&self) -> Result<()> {
         check("cuCtxSetCurrent", self.device.context().bind_to_thread())
     }
@@ -159,19 +154,19 @@ impl Launcher for Cudarc {
         let Some(graphs) = &self.graphs else {
             return Ok(());
         };
-        let driver = device::functions()?;
         self.make_current()?;
-        let (loaded, dependents) = (self.device.kernels(), self.dependents());
         // SAFETY: the kernels' context is current.
-        unsafe { graphs.chains.make(driver, loaded, kernels, dependents) }
+        unsafe {
+            let (chains, loaded) = (&graphs.chains, self.device.kernels());
+            chains.make(loaded, kernels, &self.properties)
+        }
     }
 
     unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
         let queue = Queue {
-            driver: device::functions()?,
             kernels: self.device.kernels(),
+            properties: &self.properties,
             stream: self.stream.cu_stream().cast(),
-            dependents: self.dependents(),
             chains: self.graphs.as_deref().map(|graphs| &graphs.chains),
         };
         self.make_current()?;
@@ -189,11 +184,9 @@ struct Graphs {
 
 impl Drop for Graphs {
     fn drop(&mut self) {
-        if let Ok(driver) = device::functions()
-            && self.device.context().bind_to_thread().is_ok()
-        {
+        if self.device.context().bind_to_thread().is_ok() {
             // SAFETY: made in this context, which is current.
-            unsafe { self.chains.destroy(driver) };
+            unsafe { self.chains.destroy(self.device.kernels()) };
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Calls as launches of graphs that stay: for the host, to give a graph's nodes their kernels and
+//! Calls as launches of graphs that stay: for the host, to give a graph's nodes their grids and
 //! parameters and to launch it is less work than to launch the kernels.
 
-use super::{Configuration, Functions, Handle, Kernels, Queue, Status, typed};
+use super::{Configuration, Handle, Kernels, Queue, Status, starts_dependents, typed};
 use crate::backend::launcher::Bound;
 use crate::error::Result;
+use crate::plan::DeviceProperties;
 use cake_rmsnorm_kernels::contract::{Kernel, Program};
 use rustc_hash::FxHashMap;
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -65,7 +66,7 @@ pub(super) struct GraphFunctions {
 }
 
 impl GraphFunctions {
-    /// As [`Functions::new`]; `None` where one is missing.
+    /// As [`super::Functions::new`]; `None` where one is missing.
     ///
     /// # Safety
     /// - What `find` answers is the driver's function of that name, or null.
@@ -128,12 +129,11 @@ impl Chains {
     /// - The context that the kernels are loaded in is current.
     pub unsafe fn make(
         &self,
-        driver: &Functions,
         loaded: &Kernels,
         kernels: &[&'static Kernel],
-        dependents: bool,
+        properties: &DeviceProperties,
     ) -> Result<()> {
-        let Some(graphs) = &driver.graphs else {
+        let Some(graphs) = &loaded.functions.graphs else {
             return Ok(());
         };
         let mut chains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +147,7 @@ impl Chains {
         if missing.is_empty() {
             return Ok(());
         }
-        let maker = Maker::new(driver, graphs, loaded, dependents)?;
+        let maker = Maker::new(graphs, loaded, starts_dependents(properties))?;
         for links in missing {
             // SAFETY: the caller's obligation.
             let chain = unsafe { maker.chain(&links)? };
@@ -162,7 +162,7 @@ impl Chains {
     /// # Safety
     /// - As [`Queue::launch`]; the kernels are loaded.
     pub unsafe fn launch(&self, queue: &Queue, launches: &[Bound]) -> Option<Result<()>> {
-        let driver = queue.driver;
+        let driver = queue.kernels.functions;
         let graphs = driver.graphs.as_ref()?;
         if launches.len() > LONGEST {
             return None;
@@ -175,7 +175,7 @@ impl Chains {
         for (i, (bound, node)) in launches.iter().zip(&chain.nodes).enumerate() {
             let configuration = queue.configuration(bound);
             // The chain would not have its kernel wait for the one before it.
-            if i > 0 && queue.dependents && !configuration.dependent {
+            if i > 0 && starts_dependents(queue.properties) && !configuration.dependent {
                 return None;
             }
             let mut arguments = [bound.params.cast_mut().cast::<c_void>()];
@@ -212,8 +212,8 @@ impl Chains {
     ///
     /// # Safety
     /// - Their context is current.
-    pub unsafe fn destroy(&mut self, driver: &Functions) {
-        let Some(graphs) = &driver.graphs else {
+    pub unsafe fn destroy(&mut self, loaded: &Kernels) {
+        let Some(graphs) = &loaded.functions.graphs else {
             return;
         };
         let chains = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -263,7 +263,6 @@ impl GraphFunctions {
 
 /// What chains are made with.
 struct Maker<'a> {
-    driver: &'a Functions,
     graphs: &'a GraphFunctions,
     loaded: &'a Kernels,
     /// Whether a kernel starts while the one before it drains.
@@ -280,18 +279,12 @@ impl Drop for Maker<'_> {
 }
 
 impl<'a> Maker<'a> {
-    fn new(
-        driver: &'a Functions,
-        graphs: &'a GraphFunctions,
-        loaded: &'a Kernels,
-        dependents: bool,
-    ) -> Result<Self> {
+    fn new(graphs: &'a GraphFunctions, loaded: &'a Kernels, dependents: bool) -> Result<Self> {
         let mut stream = ptr::null_mut();
         // SAFETY: the out pointer is live.
         let created = unsafe { (graphs.stream_create)(&raw mut stream, NON_BLOCKING) };
-        driver.check("cuStreamCreate", created)?;
+        loaded.functions.check("cuStreamCreate", created)?;
         Ok(Self {
-            driver,
             graphs,
             loaded,
             dependents,
@@ -318,12 +311,8 @@ impl<'a> Maker<'a> {
     /// # Safety
     /// - As [`Maker::chain`].
     unsafe fn capture(&self, kernels: &[&'static Kernel]) -> Result<Handle> {
-        let Self {
-            driver,
-            graphs,
-            stream,
-            ..
-        } = *self;
+        let Self { graphs, stream, .. } = *self;
+        let driver = self.loaded.functions;
         // SAFETY: the stream is live.
         let begun = unsafe { (graphs.begin_capture)(stream, THREAD_LOCAL) };
         driver.check("cuStreamBeginCapture", begun)?;
@@ -359,7 +348,7 @@ impl<'a> Maker<'a> {
     /// # Safety
     /// - A graph of [`Maker::capture`], with `len` nodes.
     unsafe fn instantiate(&self, graph: Handle, len: usize) -> Result<Chain> {
-        let Self { driver, graphs, .. } = *self;
+        let (driver, graphs) = (self.loaded.functions, self.graphs);
         let mut nodes = vec![ptr::null_mut(); len];
         let mut found = len;
         // SAFETY: the out pointers are live, with room for `found` nodes.

@@ -83,7 +83,7 @@ unsafe impl Sync for Loaded {}
 /// lock.
 #[derive(Debug)]
 pub(in crate::backend) struct Kernels {
-    functions: &'static Functions,
+    pub(super) functions: &'static Functions,
     /// By position in `KERNELS`.
     slots: Vec<OnceLock<Loaded>>,
     /// One loads at a time, so nothing is compiled twice.

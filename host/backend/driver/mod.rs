@@ -12,6 +12,7 @@ pub(super) use kernels::Kernels;
 
 use super::launcher::Bound;
 use crate::error::{Error, Result};
+use crate::plan::DeviceProperties;
 use chains::GraphFunctions;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -306,12 +307,10 @@ pub(super) fn failure(
 
 /// A stream with what calls there are launched by.
 pub(super) struct Queue<'a> {
-    pub driver: &'a Functions,
     /// Of the stream's context.
     pub kernels: &'a Kernels,
+    pub properties: &'a DeviceProperties,
     pub stream: Handle,
-    /// Whether the GPU starts kernels while those before them drain.
-    pub dependents: bool,
     /// Of this stream, where calls are to go that way.
     pub chains: Option<&'a Chains>,
 }
@@ -336,11 +335,12 @@ impl Queue<'_> {
                 return launched;
             }
         }
+        let driver = self.kernels.functions;
         for bound in launches {
             let function = self.kernels.function(bound.launch.kernel)?;
             let configuration = self.configuration(bound);
             // SAFETY: the caller's obligations; the function belongs to the context.
-            unsafe { self.driver.launch(function, &configuration, bound.params)? };
+            unsafe { driver.launch(function, &configuration, bound.params)? };
         }
         Ok(())
     }
@@ -351,9 +351,14 @@ impl Queue<'_> {
             block: launch.block,
             shared_bytes: launch.shared_bytes,
             stream: self.stream,
-            dependent: launch.dependent && self.dependents,
+            dependent: launch.dependent && starts_dependents(self.properties),
         }
     }
+}
+
+/// Whether the GPU can start a kernel while the one before it drains.
+fn starts_dependents(properties: &DeviceProperties) -> bool {
+    properties.compute_capability.0 >= 9
 }
 
 /// Where and how a kernel runs.

@@ -560,12 +560,11 @@ fn chained(
     load(&table, loaded)?;
     calls();
     // SAFETY: this driver has no contexts.
-    unsafe { chains.make(driver, &table, kernels, true)? };
+    unsafe { chains.make(&table, kernels, &DeviceProperties::H200)? };
     Ok((table, chains))
 }
 
 fn launch(
-    driver: &Functions,
     (kernels, chains): &(Kernels, Chains),
     launches: &[(&'static Kernel, bool)],
 ) -> (Result<()>, Vec<String>) {
@@ -585,10 +584,9 @@ fn launch(
         })
         .collect();
     let queue = Queue {
-        driver,
         kernels,
+        properties: &DeviceProperties::H200,
         stream: 0x30 as Handle,
-        dependents: true,
         chains: Some(chains),
     };
     // SAFETY: this driver runs nothing.
@@ -610,16 +608,19 @@ fn chains_are_launched_with_the_parameters_of_a_call() -> Result<()> {
     let expected = ["capture: 1 attribute: 6 = 1", "destroy stream 0x40"];
     assert_eq!(calls(), expected);
     // SAFETY: this driver has no contexts.
-    unsafe { made.1.make(driver, &made.0, &[reduce, main], true)? };
+    unsafe {
+        made.1
+            .make(&made.0, &[reduce, main], &DeviceProperties::H200)?
+    };
     assert!(calls().is_empty(), "they are there");
 
-    let (launched, noted) = launch(driver, &made, &[(main, true)]);
+    let (launched, noted) = launch(&made, &[(main, true)]);
     let one = [
         "0x71, 0x61 <<<[3, 1, 1], [128, 1, 1], 64>>>(7)",
         "launch 0x71 on 0x30",
     ];
     assert_eq!((launched, noted), (Ok(()), one.map(str::to_owned).to_vec()));
-    let (launched, noted) = launch(driver, &made, &[(main, true), (reduce, true)]);
+    let (launched, noted) = launch(&made, &[(main, true), (reduce, true)]);
     let two = [
         "0x72, 0x61 <<<[3, 1, 1], [128, 1, 1], 64>>>(7)",
         "0x72, 0x62 <<<[3, 1, 1], [128, 1, 1], 64>>>(8)",
@@ -627,11 +628,11 @@ fn chains_are_launched_with_the_parameters_of_a_call() -> Result<()> {
     ];
     assert_eq!((launched, noted), (Ok(()), two.map(str::to_owned).to_vec()));
     // The first has nothing to wait for in its chain.
-    let (launched, noted) = launch(driver, &made, &[(reduce, false)]);
+    let (launched, noted) = launch(&made, &[(reduce, false)]);
     assert_eq!((launched, noted), (Ok(()), one.map(str::to_owned).to_vec()));
 
     // SAFETY: this driver has no contexts.
-    unsafe { made.1.destroy(driver) };
+    unsafe { made.1.destroy(&made.0) };
     let mut destroyed = calls();
     destroyed.sort();
     let expected = ["0x51", "0x51", "0x52", "0x71", "0x71", "0x72"];
@@ -651,7 +652,7 @@ fn where_a_chain_cannot_be_launched_its_kernels_are() -> Result<()> {
 
     // In a capture they become part of somebody's graph.
     CAPTURING.set(true);
-    let (launched, noted) = launch(new, &made, &both);
+    let (launched, noted) = launch(&made, &both);
     CAPTURING.set(false);
     assert_eq!(
         (launched, noted),
@@ -659,13 +660,13 @@ fn where_a_chain_cannot_be_launched_its_kernels_are() -> Result<()> {
     );
 
     // A kernel that does not wait for the one before it must not start early.
-    let (launched, noted) = launch(new, &made, &[(main, true), (reduce, false)]);
+    let (launched, noted) = launch(&made, &[(main, true), (reduce, false)]);
     let plain = "0x20 <<<3, 128, 64, 0x30>>>(8)";
     assert_eq!(launched, Ok(()));
     assert_eq!(noted.last().map(String::as_str), Some(plain));
 
     // Another thread is at it.
-    let (launched, noted) = made.1.while_in_use(|| launch(new, &made, &both));
+    let (launched, noted) = made.1.while_in_use(|| launch(&made, &both));
     assert_eq!(
         (launched, noted),
         (Ok(()), DIRECT.map(str::to_owned).to_vec())
@@ -673,16 +674,16 @@ fn where_a_chain_cannot_be_launched_its_kernels_are() -> Result<()> {
 
     // Nothing was made of this kernel, or of so many.
     let unmade = chained(new, &[main, reduce], &[main])?;
-    let (launched, noted) = launch(new, &unmade, &[(reduce, true)]);
+    let (launched, noted) = launch(&unmade, &[(reduce, true)]);
     assert_eq!((launched, noted), (Ok(()), vec![DIRECT[0].to_owned()]));
-    let (launched, noted) = launch(new, &made, &[(main, true), (reduce, true), (reduce, true)]);
+    let (launched, noted) = launch(&made, &[(main, true), (reduce, true), (reduce, true)]);
     assert_eq!((launched, noted.len()), (Ok(()), 3));
 
     // The driver is older.
     let old = driver(&["cuGraphLaunch"])?;
     let made = chained(old, &[main, reduce], &[main, reduce])?;
     assert!(calls().is_empty());
-    let (launched, noted) = launch(old, &made, &both);
+    let (launched, noted) = launch(&made, &both);
     assert_eq!(
         (launched, noted),
         (Ok(()), DIRECT.map(str::to_owned).to_vec())
@@ -690,7 +691,7 @@ fn where_a_chain_cannot_be_launched_its_kernels_are() -> Result<()> {
 
     // A kernel that is not loaded: nothing is enqueued.
     let bare = chained(new, &[main], &[])?;
-    let (launched, noted) = launch(new, &bare, &both);
+    let (launched, noted) = launch(&bare, &both);
     assert!(matches!(launched, Err(Error::NotPrepared { .. })) && noted.is_empty());
     Ok(())
 }
@@ -706,7 +707,7 @@ fn what_the_driver_says_of_a_chain_is_the_error() -> Result<()> {
     let made = chained(driver, &[main, reduce], &[main, reduce])?;
     for call in ["cuGraphExecKernelNodeSetParams", "cuGraphLaunch"] {
         GRAPHS_REFUSE.set(Some(call));
-        let (launched, noted) = launch(driver, &made, &[(main, true)]);
+        let (launched, noted) = launch(&made, &[(main, true)]);
         GRAPHS_REFUSE.set(None);
         assert_eq!(name(launched), (call, 999));
         assert!(noted.iter().all(|call| !DIRECT.contains(&call.as_str())));

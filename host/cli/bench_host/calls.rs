@@ -124,6 +124,12 @@ impl Quiet {
     }
 }
 
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
 /// Times calls by turns, `batch` of one after as many of another; `wait` lets the device finish, and
 /// `place` finds where to run from time to time.
 pub fn costs<const N: usize>(
@@ -203,6 +209,5 @@ pub fn without_driver(
             report.note(out, "calls", text, figures)?;
         }
     }
-    quiet.leave();
     Ok(())
 }

@@ -152,7 +152,6 @@ fn calls(device: &CudaDevice, report: &mut Report, out: &mut Output) -> Result<(
             }
         }
     }
-    quiet.leave();
     Ok(())
 }
 
