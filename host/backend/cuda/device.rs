@@ -1,7 +1,7 @@
 //! A GPU: its primary context, its properties, and the kernels loaded into it.
 
 use super::driver::{self, check};
-use crate::backend::driver::{KernelAttributes, Kernels};
+use crate::backend::driver::{Context, KernelAttributes, Kernels};
 use crate::error::{Error, Result};
 use crate::plan::DeviceProperties;
 use cake_rmsnorm_kernels::contract::Kernel;
@@ -167,10 +167,15 @@ impl Device {
     pub fn kernel_attributes(&self, kernel: &'static Kernel) -> Result<KernelAttributes> {
         self.0.kernels.attributes(kernel)
     }
+}
 
-    /// The kernels that are loaded.
-    pub(super) fn kernels(&self) -> &Kernels {
+impl Context for Device {
+    fn kernels(&self) -> &Kernels {
         &self.0.kernels
+    }
+
+    fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.with_context(body)
     }
 }
 

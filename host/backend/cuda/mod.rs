@@ -15,7 +15,7 @@ pub use buffer::DeviceBuffer;
 pub use device::Device;
 pub use graph::{Event, Graph};
 
-use super::driver::{Chains, Queue};
+use super::driver::{Context, Graphs, Queue};
 use super::launcher::{Bound, Launcher};
 use crate::error::Result;
 use crate::plan::{DeviceProperties, Routes};
@@ -34,7 +34,7 @@ pub struct Cuda {
     _owned: Option<Arc<OwnedStream>>,
     properties: DeviceProperties,
     routes: Option<Arc<Routes>>,
-    graphs: Option<Arc<Graphs>>,
+    graphs: Option<Arc<Graphs<Device>>>,
 }
 
 // SAFETY: streams may be used from any thread; every call makes the context current.
@@ -111,10 +111,7 @@ impl Cuda {
     /// kernels themselves, as they do with drivers before CUDA 12.
     #[must_use]
     pub fn with_graph_launches(self) -> Self {
-        let graphs = Graphs {
-            device: self.device.clone(),
-            chains: Chains::default(),
-        };
+        let graphs = Graphs::new(self.device.clone());
         Self {
             graphs: Some(Arc::new(graphs)),
             ..self
@@ -181,13 +178,10 @@ impl Launcher for Cuda {
 
     fn load(&self, kernels: &[&'static Kernel]) -> Result<()> {
         self.device.load(kernels)?;
-        let Some(graphs) = &self.graphs else {
-            return Ok(());
-        };
-        let (loaded, properties) = (self.device.kernels(), &self.properties);
-        // SAFETY: the kernels' context is current.
-        self.device
-            .with_context(|| unsafe { graphs.chains.make(loaded, kernels, properties) })
+        match &self.graphs {
+            Some(graphs) => graphs.make(kernels, &self.properties),
+            None => Ok(()),
+        }
     }
 
     unsafe fn launch(&self, launches: &[Bound]) -> Result<()> {
@@ -195,28 +189,9 @@ impl Launcher for Cuda {
             kernels: self.device.kernels(),
             properties: &self.properties,
             stream: self.stream.cast(),
-            chains: self.graphs.as_deref().map(|graphs| &graphs.chains),
+            chains: self.graphs.as_deref().map(Graphs::chains),
         };
         // SAFETY: the caller's obligations; the device's context is current.
-        self.device
-            .with_context(|| unsafe { queue.launch(launches) })
-    }
-}
-
-/// The graphs that calls of one stream are launched by.
-#[derive(Debug)]
-struct Graphs {
-    device: Device,
-    chains: Chains,
-}
-
-impl Drop for Graphs {
-    fn drop(&mut self) {
-        let (device, chains) = (&self.device, &mut self.chains);
-        let _ = device.with_context(|| {
-            // SAFETY: made in this context, which is current.
-            unsafe { chains.destroy(device.kernels()) };
-            Ok(())
-        });
+        self.device.run(|| unsafe { queue.launch(launches) })
     }
 }

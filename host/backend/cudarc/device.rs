@@ -1,7 +1,7 @@
 //! A context of `cudarc`, and the kernels loaded into it.
 
 use super::check;
-use crate::backend::driver::{Functions, KernelAttributes, Kernels};
+use crate::backend::driver::{self, Functions, KernelAttributes, Kernels};
 use crate::error::{Error, Result};
 use crate::plan::DeviceProperties;
 use ::cudarc::driver::{CudaContext, sys};
@@ -86,10 +86,16 @@ impl Device {
     pub fn kernel_attributes(&self, kernel: &'static Kernel) -> Result<KernelAttributes> {
         self.0.kernels.attributes(kernel)
     }
+}
 
-    /// The kernels that are loaded.
-    pub(super) fn kernels(&self) -> &Kernels {
+impl driver::Context for Device {
+    fn kernels(&self) -> &Kernels {
         &self.0.kernels
+    }
+
+    fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        check("cuCtxSetCurrent", self.context().bind_to_thread())?;
+        body()
     }
 }
 

@@ -14,7 +14,7 @@ pub use gated::{GatedBackward, GatedForward};
 pub use rows::{Backward, Forward};
 pub use tensor::{Tensor, Weight};
 
-use super::driver::{self, Chains, Queue};
+use super::driver::{self, Context, Graphs, Queue};
 use super::launcher::{Bound, Launcher};
 use crate::error::Result;
 use crate::plan::{DeviceProperties, Routes};
@@ -58,7 +58,7 @@ pub struct Cudarc {
     stream: Arc<CudaStream>,
     properties: DeviceProperties,
     routes: Option<Arc<Routes>>,
-    graphs: Option<Arc<Graphs>>,
+    graphs: Option<Arc<Graphs<Device>>>,
 }
 
 impl Cudarc {
@@ -105,10 +105,7 @@ impl Cudarc {
     /// kernels themselves, as they do with drivers before CUDA 12.
     #[must_use]
     pub fn with_graph_launches(self) -> Self {
-        let graphs = Graphs {
-            device: self.device.clone(),
-            chains: Chains::default(),
-        };
+        let graphs = Graphs::new(self.device.clone());
         Self {
             graphs: Some(Arc::new(graphs)),
             ..self
@@ -134,12 +131,6 @@ impl Cudarc {
     }
 }
 
-impl Cudarc {
-    fn make_current(&self) -> Result<()> {
-        check("cuCtxSetCurrent", self.device.context().bind_to_thread())
-    }
-}
-
 impl Launcher for Cudarc {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
@@ -151,14 +142,9 @@ impl Launcher for Cudarc {
 
     fn load(&self, kernels: &[&'static Kernel]) -> Result<()> {
         self.device.load(kernels)?;
-        let Some(graphs) = &self.graphs else {
-            return Ok(());
-        };
-        self.make_current()?;
-        // SAFETY: the kernels' context is current.
-        unsafe {
-            let (chains, loaded) = (&graphs.chains, self.device.kernels());
-            chains.make(loaded, kernels, &self.properties)
+        match &self.graphs {
+            Some(graphs) => graphs.make(kernels, &self.properties),
+            None => Ok(()),
         }
     }
 
@@ -167,27 +153,10 @@ impl Launcher for Cudarc {
             kernels: self.device.kernels(),
             properties: &self.properties,
             stream: self.stream.cu_stream().cast(),
-            chains: self.graphs.as_deref().map(|graphs| &graphs.chains),
+            chains: self.graphs.as_deref().map(Graphs::chains),
         };
-        self.make_current()?;
-        // SAFETY: the caller's obligations; the stream's context is current.
-        unsafe { queue.launch(launches) }
-    }
-}
-
-/// The graphs that calls of one stream are launched by.
-#[derive(Debug)]
-struct Graphs {
-    device: Device,
-    chains: Chains,
-}
-
-impl Drop for Graphs {
-    fn drop(&mut self) {
-        if self.device.context().bind_to_thread().is_ok() {
-            // SAFETY: made in this context, which is current.
-            unsafe { self.chains.destroy(self.device.kernels()) };
-        }
+        // SAFETY: the caller's obligations; the device's context is current.
+        self.device.run(|| unsafe { queue.launch(launches) })
     }
 }
 

@@ -228,6 +228,55 @@ impl Chains {
     }
 }
 
+/// A device of a backend: its kernels, and their context.
+pub(in crate::backend) trait Context {
+    /// The kernels that are loaded.
+    fn kernels(&self) -> &Kernels;
+
+    /// Runs `body` with the kernels' context current.
+    fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T>;
+}
+
+/// The chains of a stream of `device`, which go when nobody has them any more.
+#[derive(Debug)]
+pub(in crate::backend) struct Graphs<D: Context> {
+    device: D,
+    chains: Chains,
+}
+
+impl<D: Context> Graphs<D> {
+    pub fn new(device: D) -> Self {
+        Self {
+            device,
+            chains: Chains::default(),
+        }
+    }
+
+    pub fn chains(&self) -> &Chains {
+        &self.chains
+    }
+
+    /// As [`Chains::make`].
+    pub fn make(&self, kernels: &[&'static Kernel], properties: &DeviceProperties) -> Result<()> {
+        let loaded = self.device.kernels();
+        // SAFETY: the kernels' context is current.
+        let make = || unsafe { self.chains.make(loaded, kernels, properties) };
+        self.device.run(make)
+    }
+}
+
+impl<D: Context> Drop for Graphs<D> {
+    fn drop(&mut self) {
+        let Self { device, chains } = self;
+        // A context that cannot be made current leaves nothing to do.
+        let _ = device.run(|| {
+            // SAFETY: made in this context, which is current.
+            unsafe { chains.destroy(device.kernels()) };
+            Ok(())
+        });
+    }
+}
+
 /// Whether calls have the one kernel after the other.
 fn may_follow(reduce: &Kernel, kernel: &Kernel) -> bool {
     let leaves_nodes = matches!(

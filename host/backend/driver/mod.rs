@@ -6,7 +6,7 @@ mod kernels;
 #[cfg(test)]
 mod tests;
 
-pub(super) use chains::Chains;
+pub(super) use chains::{Chains, Context, Graphs};
 pub use kernels::KernelAttributes;
 pub(super) use kernels::Kernels;
 
